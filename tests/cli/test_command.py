@@ -110,7 +110,7 @@ def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
         (["launch", "-n", "2", "-m", "json.tool.py"], "did you mean -m json.tool?"),
         (["launch", "-n", "2", "-m", "email"], "module 'email' is a package, and has no __main__.py"),
         (["launch", "-n", "2"], "Missing argument 'TARGET'"),
-        (["launch", "-n", "2", "--max-restart", "1", "x.py"], "'--max-restarts'"),
+        (["launch", "-n", "2", "--max-restart", "1", "x.py"], "--max-restarts"),
         (["launch", "-n", "2", "--nnodes", "2", str(PROGRAMS / "train.py")], "--nnodes=2 needs --master-addr"),
         (
             ["launch", "-n", "2", "--nnodes", "3:2", str(PROGRAMS / "train.py")],

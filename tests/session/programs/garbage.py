@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import socket
 import struct
@@ -55,15 +56,14 @@ def pieces(draw: random.Random) -> list[bytes]:
 def doors(process: psutil.Process) -> list[tuple[int, object]]:
     """Return what the process and its descendants listen on that is a port, or a socket of rankwise's."""
     found: list[tuple[int, object]] = []
-    for one in (process, *process.children(recursive=True)):
-        if one.pid == psutil.Process().pid:
+    pids = {one.pid for one in (process, *process.children(recursive=True))} - {os.getpid()}
+    for each in psutil.net_connections("all"):
+        if each.pid not in pids or not each.laddr:
             continue
-        with contextlib.suppress(psutil.Error):
-            for each in one.net_connections("all"):
-                if each.status == psutil.CONN_LISTEN:
-                    found.append((each.family, (each.laddr.ip, each.laddr.port)))
-                elif str(each.laddr).startswith("@rankwise-"):
-                    found.append((socket.AF_UNIX, f"\0{each.laddr[1:]}"))
+        if each.status == psutil.CONN_LISTEN:
+            found.append((each.family, (each.laddr.ip, each.laddr.port)))
+        elif str(each.laddr).startswith("@rankwise-"):
+            found.append((socket.AF_UNIX, f"\0{each.laddr[1:]}"))
     return found
 
 
