@@ -226,12 +226,14 @@ def test_output_that_cannot_be_written_is_an_error_of_one_line(args: list[str]) 
 def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> None:
     gone = tmp_path / "gone"
     shell = ["sh", "-c", 'mkdir "$0"; cd "$0"; rmdir "$0"; exec "$@"', str(gone)]
-    (tmp_path / "script.py").write_text("")
-    for command in (
-        [RANKWISE, "launch", "nosuch.py"],
-        [RANKWISE, "launch", str(tmp_path / "script.py")],
-        [sys.executable, "-m", "rankwise.compat.torch_launch", "nosuch.py"],
-        [sys.executable, "-c", "import rankwise; rankwise.launch(print, nproc=1)"],
+    script = tmp_path / "script.py"
+    script.write_text("import rankwise; rankwise.launch(print, nproc=1)")
+    for command, tracebacks in (
+        ([RANKWISE, "launch", "nosuch.py"], 0),
+        ([RANKWISE, "launch", str(script)], 0),
+        ([sys.executable, "-m", "rankwise.compat.torch_launch", "nosuch.py"], 0),
+        # Of the call alone, and its cause. Not with -c, with which Python 3.13.0 cannot import socket there.
+        ([sys.executable, str(script)], 2),
     ):
         ended = subprocess.run(
             [*shell, *command], env=clean_environ(), capture_output=True, text=True, timeout=200, check=False
@@ -239,7 +241,7 @@ def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> Non
         assert ended.returncode == 1, ended.stderr
         last = ended.stderr.splitlines()[-1]
         assert "the working directory was deleted, and ranks that start in it cannot load torch" in last
-        assert ended.stderr.count("Traceback") == ("-c" in command) * 2, "of the call alone, and its cause"
+        assert ended.stderr.count("Traceback") == tracebacks
 
 
 @pytest.mark.slow

@@ -182,6 +182,7 @@ def test_a_full_disk_on_one_rank_is_an_error_on_all(comm: Group, folder: Path, a
             assert saves.load(model=model, optimizer=optimizer) == 1
             saves.save(3, model=model, optimizer=optimizer)
             assert saves.load(model=model, optimizer=optimizer) == 3
+    del caught
     gc.collect()  # the writers, while that is ignored
 
 
