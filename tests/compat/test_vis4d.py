@@ -141,6 +141,14 @@ def test_backends_may_be_written_in_any_way(backend: str | None, group_of: None)
     assert vis4d.tensor2obj(vis4d.serialize_to_tensor([1, 2])) == [1, 2]
 
 
+@pytest.mark.parametrize("backend", ["nccl", "nccl2", "nccl-lazy", "cuda:nccl-legacy"])
+def test_each_implementation_of_nccl_is_known(backend: str, group_of: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch 2.14 and newer have several."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    monkeypatch.setattr(rw, "backend", lambda: backend)
+    assert vis4d.tensor2obj(vis4d.serialize_to_tensor([1, 2])) == [1, 2]
+
+
 def test_a_backend_that_is_not_known_is_an_assertion_error_too(group_of: None) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore  # noqa: PLC0415 - registers the backend
 
