@@ -33,6 +33,13 @@ REQUIRED = (
 TESTED_WITH = ("hypothesis", "pytest", "pytest-timeout", "pytest-xdist", "pytorch-ignite", "rich", "scikit-learn")
 IN_PYTEST = ("-m", "not slow", "--dist", "worksteal")
 
+# What torch 2.9 has not: an argument and an attribute of meshes, and a default device after set_default_device(None).
+NOT_WITH_TORCH_2_9 = (
+    "tests/contract/test_torch_groups.py::test_a_dimension_of_a_mesh_is_a_group",
+    "tests/contract/test_torch_groups.py::test_a_mesh_of_some_ranks",
+    "tests/contract/test_non_blocking.py::test_results_do_not_depend_on_the_thread[2ranks-default device]",
+)
+
 # The tests of a drop-in that run in worlds of all kinds.
 OF_DROP_INS = ("tests/compat/ignite/test_ignite_collectives.py", "tests/compat/ignite/test_ignite_groups.py")
 
@@ -90,7 +97,8 @@ def commands(virtualenv: Virtualenv, tests: list[str]) -> list[tuple[str, list[s
     """Return the runs of the lane: title, command and environment of each."""
     clean = clean_environ()
     pytest = [virtualenv.python, "-m", "pytest", *IN_PYTEST]
-    gloo = [*pytest, "--numprocesses", "2", *(tests or ["tests/contract"])]
+    left_out = [f"--deselect={test}" for test in NOT_WITH_TORCH_2_9]
+    gloo = [*pytest, "--numprocesses", "2", *left_out, *(tests or ["tests/contract"])]
     runs = [("gloo", gloo, clean)]
     for devices in DEVICES:
         # In a worker of pytest-xdist: torch_xla aborts the process where a rank does not come to a collective.
