@@ -135,14 +135,14 @@ def show(table: Table, *, with_rich: bool | None) -> None:
             "'python -m pip install rich', or leave out --rich",
             name="rich",
         )
-    if with_rich or (with_rich is None and is_installed and _is_terminal()):
+    if with_rich or (with_rich is None and is_installed and is_terminal()):
         _show_with_rich(table, is_terminal=True if with_rich else None)
         return
     for line in _plain_lines(table):
         click.echo(line)
 
 
-def _is_terminal() -> bool:
+def is_terminal() -> bool:
     """Return whether stdout is a terminal that somebody reads: Open MPI gives its ranks one that has no width."""
     if sys.stdout is None:  # it was closed before the start
         return False

@@ -9,6 +9,7 @@ from typing import Any, Final
 import click
 
 import rankwise
+from rankwise.cli.bench_command import bench
 from rankwise.cli.doctor_command import doctor
 from rankwise.cli.env_command import env
 from rankwise.cli.job_commands import cancel, logs, submit
@@ -65,6 +66,7 @@ def main() -> None:
 main.add_command(launch)
 main.add_command(env)
 main.add_command(doctor)
+main.add_command(bench)
 main.add_command(ps)
 main.add_command(top)
 main.add_command(stacks)

@@ -1,0 +1,122 @@
+"""Which host, or rank of one host, is slow: found in two rounds of exchanges between pairs.
+
+In the first round each has a partner, and all pairs exchange at once. Who was in a fast pair is fast. In the second
+round each of the others exchanges with one that is fast, so that a slow pair is theirs alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, TypeAlias
+
+import torch
+
+from rankwise._bench.measuring import exchange, naming_lost_ranks, process_group, timed
+from rankwise._bench.operations import Memory
+from rankwise._collectives.all_gather import all_gather
+from rankwise._session.getters import hostname
+from rankwise._session.session import Session
+
+_BYTES: Final = 4 << 20
+# Of the exchanges of a pair, so many in so many seconds, the fastest counts, which other work disturbs least.
+_SECONDS, _FEWEST, _MOST = 0.5, 3, 100
+
+Partners: TypeAlias = tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A pair of ranks, and the bandwidth between them in each direction, in GB/s."""
+
+    round: int
+    partners: Partners
+    bandwidth: float
+
+
+def members(session: Session) -> dict[int, str]:
+    """Return who is compared, by rank: the first rank of each host; on one host, all ranks.
+
+    Collective over the world.
+    """
+    places = all_gather((session.topology.local_rank, hostname()))
+    if session.topology.num_nodes == 1:
+        return {rank: f"rank {rank}" for rank in range(len(places))}
+    return {rank: f"{host} (rank {rank})" for rank, (local_rank, host) in enumerate(places) if local_rank == 0}
+
+
+def first_round(ranks: Sequence[int]) -> list[Partners]:
+    """Return a pair for each; one that is left over exchanges with the first, and of three each with each.
+
+    Example:
+        >>> first_round([0, 1, 2, 3, 4])
+        [(0, 1), (2, 3), (4, 0)]
+    """
+    pairs = list(zip(ranks[::2], ranks[1::2], strict=False))
+    if len(ranks) % 2:
+        pairs.append((ranks[-1], ranks[0]))
+    if len(ranks) == 3:  # else all pairs would be slow if the first is
+        pairs.append((ranks[1], ranks[2]))
+    return pairs
+
+
+def fast_members(found: Sequence[Exchange], tolerance: float) -> set[int]:
+    """Return who is in a pair that takes at most so much more time than the fastest, as a share."""
+    best = max(one.bandwidth for one in found)
+    return {rank for one in found if best / one.bandwidth <= 1 + tolerance for rank in one.partners}
+
+
+def find_slow(session: Session, ranks: Sequence[int], tolerance: float) -> tuple[list[Exchange], list[int]]:
+    """Return the exchanges of both rounds, and the ranks that are slow with a partner that is fast.
+
+    Collective over the world.
+
+    Raises:
+        RankwiseError: A rank is lost.
+    """
+    first = list(_exchanges(session, 1, first_round(ranks)))
+    fast = fast_members(first, tolerance)
+    suspects = [rank for rank in ranks if rank not in fast]
+    helpers = sorted(fast)
+    pairs = [(rank, helpers[number % len(helpers)]) for number, rank in enumerate(suspects)]
+    second = list(_exchanges(session, 2, pairs))
+    still_fast = fast_members([*first, *second], tolerance)
+    return [*first, *second], [rank for rank in suspects if rank not in still_fast]
+
+
+def _exchanges(session: Session, number: int, pairs: Sequence[Partners]) -> Iterator[Exchange]:
+    """Let pairs exchange, at once unless a rank is in several."""
+    left = list(pairs)
+    while left:
+        busy: set[int] = set()
+        now = []
+        for pair in left:
+            if busy.isdisjoint(pair):
+                busy.update(pair)
+                now.append(pair)
+        left = [pair for pair in left if pair not in now]
+        seconds = _seconds_of(session, now)
+        for pair in now:
+            slower = max(seconds[rank] for rank in pair)
+            yield Exchange(round=number, partners=pair, bandwidth=_BYTES / slower / 1e9)
+
+
+def _seconds_of(session: Session, pairs: Sequence[Partners]) -> list[float]:
+    """Return the time of an exchange as each rank saw it; 0 for those in none of the pairs."""
+    partner = {rank: other for pair in pairs for rank, other in (pair, pair[::-1])}.get(session.rank)
+    if partner is None:
+        all_gather(0.0)
+        return all_gather(0.0)
+    data, other = torch.zeros(2, _BYTES, dtype=torch.uint8, device=session.device)
+    memory = Memory(process_group(session), data, data, [], other)
+    call = partial(exchange, memory, to=partner, source=partner)
+    with naming_lost_ranks(f"the exchange of ranks {session.rank} and {partner}"):
+        call()
+        trial = timed(call, 1, session.device).item()
+    trials = all_gather(trial)
+    slower = max(trials[session.rank], trials[partner])
+    number = min(max(_FEWEST, int(_SECONDS / slower)), _MOST)
+    with naming_lost_ranks(f"the exchange of ranks {session.rank} and {partner}"):
+        seconds = timed(call, number, session.device).min().item()
+    return all_gather(seconds)
