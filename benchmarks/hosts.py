@@ -45,14 +45,16 @@ def on_hosts(folder: Path, hosts: int, shell: str) -> None:
     (folder / "hosts").write_text(f"127.0.0.1 localhost\n{names}")
     (folder / "resolv.conf").write_text("nameserver 127.0.0.1\noptions timeout:1 attempts:1\n")
     spaces = ["--net", "--uts", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc"]
-    subprocess.run(
-        [shutil.which("unshare") or "unshare", *spaces, "sh", str(HERE / "hosts.sh"), str(hosts), str(folder), shell],
-        env=clean_environ(TMPDIR=str(folder), OMP_NUM_THREADS="1", RANKWISE_SECRET="0123456789abcdef" * 4),
-        stdout=subprocess.DEVNULL,
-        stderr=(folder / "messages").open("w"),
-        timeout=300,
-        check=False,
-    )
+    command = [shutil.which("unshare") or "unshare", *spaces, "sh", str(HERE / "hosts.sh"), str(hosts), str(folder)]
+    with (folder / "messages").open("w") as messages:
+        subprocess.run(
+            [*command, shell],
+            env=clean_environ(TMPDIR=str(folder), OMP_NUM_THREADS="1", RANKWISE_SECRET="0123456789abcdef" * 4),
+            stdout=subprocess.DEVNULL,
+            stderr=messages,
+            timeout=300,
+            check=False,
+        )
 
 
 def times(folder: Path, pattern: str) -> list[float]:

@@ -19,9 +19,11 @@ from rankwise._collectives.all_gather import all_gather
 from rankwise._session.getters import hostname
 from rankwise._session.session import Session
 
-_BYTES: Final = 4 << 20
+_BYTES: Final = 2 << 20
 # Of the exchanges of a pair, so many in so many seconds, the fastest counts, which other work disturbs least.
-_SECONDS, _FEWEST, _MOST = 0.5, 3, 100
+_SECONDS, _FEWEST, _MOST = 1.0, 3, 400
+# So many helpers, one after the other, have to find a rank slow in the second round.
+_HELPERS: Final = 2
 
 Partners: TypeAlias = tuple[int, int]
 
@@ -75,14 +77,15 @@ def find_slow(session: Session, ranks: Sequence[int], tolerance: float) -> tuple
     Raises:
         RankwiseError: A rank is lost.
     """
-    first = list(_exchanges(session, 1, first_round(ranks)))
-    fast = fast_members(first, tolerance)
-    suspects = [rank for rank in ranks if rank not in fast]
-    helpers = sorted(fast)
-    pairs = [(rank, helpers[number % len(helpers)]) for number, rank in enumerate(suspects)]
-    second = list(_exchanges(session, 2, pairs))
-    still_fast = fast_members([*first, *second], tolerance)
-    return [*first, *second], [rank for rank in suspects if rank not in still_fast]
+    found = list(_exchanges(session, 1, first_round(ranks)))
+    helpers = sorted(fast_members(found, tolerance))
+    slow = [rank for rank in ranks if rank not in helpers]
+    for shift in range(_HELPERS):
+        pairs = [(rank, helpers[(number + shift) % len(helpers)]) for number, rank in enumerate(slow)]
+        found += _exchanges(session, 2, pairs)
+        fast = fast_members(found, tolerance)
+        slow = [rank for rank in slow if rank not in fast]
+    return found, slow
 
 
 def _exchanges(session: Session, number: int, pairs: Sequence[Partners]) -> Iterator[Exchange]:
@@ -113,7 +116,7 @@ def _seconds_of(session: Session, pairs: Sequence[Partners]) -> list[float]:
     call = partial(exchange, memory, to=partner, source=partner)
     with naming_lost_ranks(f"the exchange of ranks {session.rank} and {partner}"):
         call()
-        trial = timed(call, 1, session.device).item()
+        trial = timed(call, _FEWEST, session.device).min().item()
     trials = all_gather(trial)
     slower = max(trials[session.rank], trials[partner])
     number = min(max(_FEWEST, int(_SECONDS / slower)), _MOST)
