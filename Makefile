@@ -65,6 +65,7 @@ bench: $(VENV)/.installed
 	$(BIN)/python -m benchmarks.engines
 	$(BIN)/python -m benchmarks.diagnosis
 	$(BIN)/python -m benchmarks.hosts
+	$(BIN)/python -m benchmarks.bench_command
 
 clean:
 	rm -rf $(VENV) .compat .simdev .xla build dist mutants.json

@@ -11,6 +11,7 @@ import pytest
 import rankwise as rw
 from tests.session.worlds import run_in
 
+COMMANDS = ("launch", "env", "doctor", "bench", "submit")
 README = (Path(__file__).parents[1] / "README.md").read_text()
 
 
@@ -37,7 +38,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
         for line in block.splitlines()
     ]
     commands = [line for line in lines if line[0] in {"rankwise", "python"} and not {"stacks", "--ssh"} & set(line)]
-    assert {args[0] for program, *args in commands if program == "rankwise"} == {"launch", "env", "doctor", "submit"}
+    assert {args[0] for program, *args in commands if program == "rankwise"} == {*COMMANDS}
     (tmp_path / "train.py").write_text("import rankwise as rw\nwith rw.init():\n    print('of', rw.all_reduce(1))\n")
     for program, *args in commands:
         if "submit" in args:
@@ -47,7 +48,7 @@ def test_the_commands_run(tmp_path: Path) -> None:
         if "submit" in args:
             assert ended.stderr == "8 ranks of train.py: not submitted\n"
             continue
-        ranks = 0 if {"env", "doctor"} & set(args) else 1 if program == "python" else 4
+        ranks = 0 if {"env", "doctor", "bench"} & set(args) else 1 if program == "python" else 4
         shown = 1 if "--show" in args else ranks
         assert ended.stdout.count(f"of {ranks}\n") == shown, (program, args)
 
