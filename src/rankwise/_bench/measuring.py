@@ -6,13 +6,12 @@ The time of a call is that of its slowest rank. A block is timed without a pause
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
 import itertools
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from functools import partial
@@ -123,8 +122,7 @@ def measure(
     sides: dict[str, Call] = {OURS: partial(operation.ours, memory), where.backend: partial(operation.backends, memory)}
     if operation.has_data:
         sides[_LIMIT] = _limit(session, memory)
-    with naming_lost_ranks(f"{name} of {nbytes} bytes"):
-        times = time_calls(sides, seconds=seconds, device=session.device)
+    times = time_calls(sides, seconds=seconds, device=session.device)
     typical = {side: statistics.median(blocks) for side, (blocks, _) in times.items()}
     speeds = {side: nbytes / each / 1e9 for side, each in typical.items()}
     return [
@@ -177,23 +175,6 @@ def exchange(memory: Memory, *, to: int, source: int) -> None:
         work.wait()
 
 
-@contextlib.contextmanager
-def naming_lost_ranks(what: str) -> Iterator[None]:
-    """Raise an error of the backend, which names no rank, as one that names those that are dead or do not answer.
-
-    Raises:
-        CollectiveError: A rank is dead, or does not answer.
-        RankwiseError: The backend has failed for another reason.
-    """
-    try:
-        yield
-    except RankwiseError:
-        raise
-    except RuntimeError as error:
-        barrier("after an error of the backend")
-        raise RankwiseError(f"{what} of the backend failed: {summary(error)}") from error
-
-
 def time_calls(
     sides: Mapping[str, Call], *, seconds: float, device: torch.device
 ) -> dict[str, tuple[list[float], torch.Tensor]]:
@@ -202,21 +183,20 @@ def time_calls(
     Collective over the world.
     """
     trial = []
-    for call in sides.values():
-        for _ in range(_WARM_UP):
-            call()
+    for side, call in sides.items():
+        timed(side, call, _WARM_UP, device)
         barrier()
-        trial.append(timed(call, _WARM_UP, device).median().item())
-    slowest = all_reduce(trial, "max")
-    calls = [min(max(1, int(_BLOCK_SECONDS / max(each, 1e-9))), _MOST_CALLS) for each in slowest]
+        trial.append(timed(side, call, _WARM_UP, device).median().item())
+    slowest = [max(each, 1e-9) for each in all_reduce(trial, "max")]
+    calls = [min(max(1, int(_BLOCK_SECONDS / each)), _MOST_CALLS) for each in slowest]
     of_round = sum(number * each for number, each in zip(calls, slowest, strict=True))
-    rounds = min(max(_FEWEST_ROUNDS, int(seconds / max(of_round, 1e-9))), _MOST_ROUNDS)
+    rounds = min(max(_FEWEST_ROUNDS, int(seconds / of_round)), _MOST_ROUNDS)
     blocks: dict[str, list[torch.Tensor]] = {side: [] for side in sides}
     order = list(zip(sides, calls, strict=True))
     for _ in range(rounds):
         for side, number in order:
             barrier()
-            blocks[side].append(timed(sides[side], number, device))
+            blocks[side].append(timed(side, sides[side], number, device))
         order.reverse()
     found = {}
     for side, each in blocks.items():
@@ -225,14 +205,37 @@ def time_calls(
     return found
 
 
-def timed(call: Call, number: int, device: torch.device) -> torch.Tensor:
-    """Return the seconds of so many calls without a pause: on accelerators those of the device, at its own pace."""
-    if device.type == "cpu":
-        moments = [time.perf_counter()]
-        for _ in range(number):
-            call()
-            moments.append(time.perf_counter())
-        return torch.tensor(moments, dtype=torch.float64).diff()
+def timed(side: str, call: Call, number: int, device: torch.device) -> torch.Tensor:
+    """Return the seconds of so many calls without a pause.
+
+    Raises:
+        RankwiseError: A call failed. If it is the backend's, whose errors name no rank, the message has those that are
+            dead or do not answer.
+    """
+    try:
+        return (_timed_here if device.type == "cpu" else _timed_there)(call, number, device)
+    except RankwiseError:
+        raise
+    except (MemoryError, RuntimeError) as error:
+        problem = f"{side} failed: {summary(error)}"
+        try:
+            if side != OURS:
+                barrier("after an error of the backend")
+        except RankwiseError as lost:
+            problem += f"; {lost}"
+        raise RankwiseError(problem) from error
+
+
+def _timed_here(call: Call, number: int, _: torch.device) -> torch.Tensor:
+    moments = [time.perf_counter()]
+    for _number in range(number):
+        call()
+        moments.append(time.perf_counter())
+    return torch.tensor(moments, dtype=torch.float64).diff()
+
+
+def _timed_there(call: Call, number: int, device: torch.device) -> torch.Tensor:
+    """Time calls on an accelerator by its own clock: it may still work when they return."""
     events = [torch.Event(device, enable_timing=True) for _ in range(number + 1)]
     torch.accelerator.synchronize()
     events[0].record()

@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 import torch
 
-from rankwise._bench.measuring import exchange, naming_lost_ranks, process_group, timed
+from rankwise._bench.measuring import exchange, process_group, timed
 from rankwise._bench.operations import Memory
 from rankwise._collectives.all_gather import all_gather
 from rankwise._session.getters import hostname
@@ -24,6 +24,8 @@ _BYTES: Final = 2 << 20
 _SECONDS, _FEWEST, _MOST = 1.0, 3, 400
 # So many helpers, one after the other, have to find a rank slow in the second round.
 _HELPERS: Final = 2
+
+_SIDE: Final = "an exchange of a pair"
 
 Partners: TypeAlias = tuple[int, int]
 
@@ -114,12 +116,7 @@ def _seconds_of(session: Session, pairs: Sequence[Partners]) -> list[float]:
     data, other = torch.zeros(2, _BYTES, dtype=torch.uint8, device=session.device)
     memory = Memory(process_group(session), data, data, [], other)
     call = partial(exchange, memory, to=partner, source=partner)
-    with naming_lost_ranks(f"the exchange of ranks {session.rank} and {partner}"):
-        call()
-        trial = timed(call, _FEWEST, session.device).min().item()
-    trials = all_gather(trial)
-    slower = max(trials[session.rank], trials[partner])
-    number = min(max(_FEWEST, int(_SECONDS / slower)), _MOST)
-    with naming_lost_ranks(f"the exchange of ranks {session.rank} and {partner}"):
-        seconds = timed(call, number, session.device).min().item()
-    return all_gather(seconds)
+    timed(_SIDE, call, 1, session.device)
+    trials = all_gather(timed(_SIDE, call, _FEWEST, session.device).min().item())
+    number = min(max(_FEWEST, int(_SECONDS / max(trials[session.rank], trials[partner]))), _MOST)
+    return all_gather(timed(_SIDE, call, number, session.device).min().item())

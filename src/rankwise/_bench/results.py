@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import csv
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Final
 
@@ -105,6 +105,22 @@ def describe(where: Environment) -> str:
     return f"# {place}; {versions}; {where.date}"
 
 
+def write(path: Path, rows: Iterable[Row], *, begin: bool = False) -> None:
+    """Add rows to a file, or begin a new one.
+
+    Raises:
+        InvalidArgumentError: It cannot be written.
+    """
+    try:
+        with path.open("w" if begin else "a", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
+            if begin:
+                writer.writeheader()
+            writer.writerows(map(asdict, rows))
+    except OSError as error:
+        raise InvalidArgumentError(f"--csv {path} cannot be written: {error.strerror}") from error
+
+
 def read(path: Path) -> list[Row]:
     """Return the rows of a file.
 
@@ -120,11 +136,13 @@ def read(path: Path) -> list[Row]:
                 number = reader.line_num
                 rows.append(_parsed(each))
     except OSError as error:
-        raise InvalidArgumentError(f"{path} cannot be read: {error.strerror}") from error
+        raise InvalidArgumentError(f"--against {path} cannot be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
-        raise InvalidArgumentError(f"{path} is no file of rankwise bench --csv: line {number}: {error}") from error
+        raise InvalidArgumentError(
+            f"--against {path} is no file of rankwise bench --csv: line {number}: {error}"
+        ) from error
     if not rows:
-        raise InvalidArgumentError(f"{path} is no file of rankwise bench --csv: it has no rows")
+        raise InvalidArgumentError(f"--against {path} is no file of rankwise bench --csv: it has no rows")
     return rows
 
 
@@ -147,7 +165,9 @@ def differences(old: Environment, new: Environment) -> Iterator[str]:
     texts = {name: f"{name} {before}, now {now}" for name in (*_SAME, *_OTHERS)
              if (before := getattr(old, name)) != (now := getattr(new, name))}  # fmt: skip
     if bad := [text for name, text in texts.items() if name in _SAME]:
-        raise InvalidArgumentError(f"its rows are of another environment, and are not compared: {', '.join(bad)}")
+        raise InvalidArgumentError(
+            f"--against: its rows are of another environment, and are not compared: {', '.join(bad)}"
+        )
     yield from texts.values()
 
 

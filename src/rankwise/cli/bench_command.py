@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
 import importlib.util
 import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -21,7 +19,7 @@ from rankwise.cli.printing import echo
 from rankwise.errors import InvalidArgumentError, RankFailedError, printable
 
 if TYPE_CHECKING:
-    from rankwise._bench.results import Environment, Row
+    from rankwise._bench.results import Row
     from rankwise._session.session import Session
 
 _IS_SLOW, _MISUSED = 1, 2
@@ -175,75 +173,32 @@ def _measure(
     from rankwise._bench.measuring import agree, environment, measure  # noqa: PLC0415
 
     where = environment(session)
+    notes = [results.describe(where)]
+    if session.world_size == 1:
+        notes.append("# one rank sends nothing: these are the costs of the calls alone, without busbw")
     old: list[Row] = []
     rows: list[Row] = []
-    problem = ""
-    with contextlib.ExitStack() as stack:
-        write: Callable[[Sequence[Row]], None] = _nothing
-        try:
-            if against and not session.rank:
-                old = _old_rows(Path(against), where, say)
-            if file and not session.rank:
-                write = stack.enter_context(_rows_in(Path(file)))
-        except InvalidArgumentError as error:
-            problem = str(error)
-        agree(problem)
-        say(results.describe(where))
-        if session.world_size == 1:
-            say("# one rank sends nothing: these are the costs of the calls alone, without busbw")
-        say(results.HEADER)
-        advance = stack.enter_context(_bar(len(steps), is_shown=not session.rank))
+    problem, write = "", file and not session.rank
+    try:
+        if against and not session.rank:
+            old = results.read(Path(against))
+            notes += [f"# other than in {against}: {text}" for text in results.differences(old[-1], where)]
+        if write:
+            results.write(Path(file), [], begin=True)
+    except InvalidArgumentError as error:
+        problem = str(error)
+    agree(problem)
+    say("\n".join([*notes, results.HEADER]))
+    with _bar(len(steps), is_shown=not session.rank) as advance:
         for name, size in steps:
             found = measure(session, where, name, size, dtype=getattr(torch, dtype), seconds=seconds)
             if not rows or found[-1].key != rows[-1].key:  # several small sizes are that of an element of each rank
                 say("\n".join(map(str, found)))
-                write(found)
                 rows += found
+                if write:
+                    results.write(Path(file), found)
             advance(f"{name} {size}")
     return old, rows
-
-
-def _old_rows(path: Path, where: Environment, say: Say) -> list[Row]:
-    """Read the rows to compare with, and print in what their environment differs."""
-    from rankwise._bench import results  # noqa: PLC0415 - as above
-
-    rows = results.read(path)
-    try:
-        for text in results.differences(rows[-1], where):
-            say(f"# {path} has another {text}")
-    except InvalidArgumentError as error:
-        raise InvalidArgumentError(f"--against {path}: {error}") from error
-    return rows
-
-
-@contextlib.contextmanager
-def _rows_in(path: Path) -> Iterator[Callable[[Sequence[Row]], None]]:
-    """Yield what writes rows into a file at once.
-
-    Raises:
-        InvalidArgumentError: It cannot be written.
-    """
-    from rankwise._bench.results import COLUMNS  # noqa: PLC0415 - as above
-
-    def write(rows: Sequence[Row]) -> None:
-        with _errors_of(path):
-            writer.writerows(map(asdict, rows))
-            file.flush()
-
-    with _errors_of(path):
-        file = path.open("w", newline="", encoding="utf-8")
-    with file:
-        writer = csv.DictWriter(file, COLUMNS, lineterminator="\n")
-        writer.writeheader()
-        yield write
-
-
-@contextlib.contextmanager
-def _errors_of(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise InvalidArgumentError(f"--csv {path} cannot be written: {error.strerror}") from error
 
 
 def _name_slow(session: Session, say: Say, tolerance: float) -> bool:
