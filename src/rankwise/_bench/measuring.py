@@ -165,10 +165,10 @@ def _limit(session: Session, memory: Memory) -> Call:
     if session.rank not in firsts:
         return lambda: None
     place = firsts.index(session.rank)
-    return partial(exchange, memory, to=firsts[(place + 1) % len(firsts)], source=firsts[place - 1])
+    return partial(_exchange, memory, to=firsts[(place + 1) % len(firsts)], source=firsts[place - 1])
 
 
-def exchange(memory: Memory, *, to: int, source: int) -> None:
+def _exchange(memory: Memory, *, to: int, source: int) -> None:
     """Send to a rank and receive from a rank, by the backend."""
     send = dist.P2POp(dist.isend, memory.whole, to, memory.group)
     for work in dist.batch_isend_irecv([send, dist.P2POp(dist.irecv, memory.other, source, memory.group)]):

@@ -12,16 +12,16 @@ from functools import partial
 from typing import Final, TypeAlias
 
 import torch
+import torch.distributed as dist
 
-from rankwise._bench.measuring import exchange, process_group, timed
-from rankwise._bench.operations import Memory
+from rankwise._bench.measuring import process_group, timed
 from rankwise._collectives.all_gather import all_gather
 from rankwise._session.getters import hostname
 from rankwise._session.session import Session
 
 _BYTES: Final = 2 << 20
 # Of the exchanges of a pair, so many in so many seconds, the fastest counts, which other work disturbs least.
-_SECONDS, _FEWEST, _MOST = 1.0, 3, 400
+_SECONDS, _FEWEST, _MOST = 0.5, 3, 400
 # So many helpers, one after the other, have to find a rank slow in the second round.
 _HELPERS: Final = 2
 
@@ -32,7 +32,7 @@ Partners: TypeAlias = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
-    """A pair of ranks, and the bandwidth between them in each direction, in GB/s."""
+    """A pair of ranks, and the bandwidth between them in the slower direction, in GB/s."""
 
     round: int
     partners: Partners
@@ -101,22 +101,31 @@ def _exchanges(session: Session, number: int, pairs: Sequence[Partners]) -> Iter
                 busy.update(pair)
                 now.append(pair)
         left = [pair for pair in left if pair not in now]
-        seconds = _seconds_of(session, now)
+        forth = _seconds_of(session, now)
+        back = _seconds_of(session, [pair[::-1] for pair in now])
         for pair in now:
-            slower = max(seconds[rank] for rank in pair)
+            slower = max(seconds[rank] for rank in pair for seconds in (forth, back))
             yield Exchange(round=number, partners=pair, bandwidth=_BYTES / slower / 1e9)
 
 
 def _seconds_of(session: Session, pairs: Sequence[Partners]) -> list[float]:
-    """Return the time of an exchange as each rank saw it; 0 for those in none of the pairs."""
-    partner = {rank: other for pair in pairs for rank, other in (pair, pair[::-1])}.get(session.rank)
-    if partner is None:
+    """Let the first of each pair send to the second; return how long that took on each rank, 0 on others."""
+    pair = next((pair for pair in pairs if session.rank in pair), None)
+    if pair is None:
         all_gather(0.0)
         return all_gather(0.0)
-    data, other = torch.zeros(2, _BYTES, dtype=torch.uint8, device=session.device)
-    memory = Memory(process_group(session), data, data, [], other)
-    call = partial(exchange, memory, to=partner, source=partner)
+    call = partial(_send, process_group(session), *pair, torch.zeros(_BYTES, dtype=torch.uint8, device=session.device))
     timed(_SIDE, call, 1, session.device)
     trials = all_gather(timed(_SIDE, call, _FEWEST, session.device).min().item())
-    number = min(max(_FEWEST, int(_SECONDS / max(trials[session.rank], trials[partner]))), _MOST)
+    number = min(max(_FEWEST, int(_SECONDS / max(trials[rank] for rank in pair))), _MOST)
     return all_gather(timed(_SIDE, call, number, session.device).min().item())
+
+
+def _send(group: dist.ProcessGroup, source: int, target: int, data: torch.Tensor) -> None:
+    """Send data one way, and one byte back when it has arrived: the ways of a full queue would slow each other."""
+    if group.rank() == source:
+        dist.send(data, target, group)
+        dist.recv(data[:1], target, group)
+    else:
+        dist.recv(data, source, group)
+        dist.send(data[:1], source, group)
