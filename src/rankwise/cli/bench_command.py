@@ -231,9 +231,9 @@ def _bar(total: int, *, is_shown: bool) -> Iterator[Callable[[str], None]]:
         return
     from rich.progress import Progress  # noqa: PLC0415 - optional
 
-    with Progress(transient=True) as progress:
+    with Progress(transient=True, auto_refresh=False) as progress:  # no thread beside what is measured
         task = progress.add_task("", total=total)
-        yield lambda text: progress.update(task, advance=1, description=text)
+        yield lambda text: progress.update(task, advance=1, description=text, refresh=True)
 
 
 def _print(text: str) -> None:
