@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,10 @@ def compare(call: Call, rounds: int) -> tuple[float, float]:
     timer, device = Timer("call()", globals={"call": call}), torch.device("cpu")
     trial = rw.all_reduce(timer.timeit(20).mean, "max")
     number = max(1, int(BLOCK_SECONDS / trial))
-    sides = [lambda: timed(OURS, call, number, device).mean().item(), lambda: timer.timeit(number).mean]
+    sides: list[Callable[[], float]] = [
+        lambda: timed(OURS, call, number, device).mean().item(),
+        lambda: timer.timeit(number).mean,
+    ]
     means: list[list[float]] = [[], []]
     for index in range(2 * rounds):
         side = (index + index // 2) % 2  # each goes first every other time

@@ -6,6 +6,7 @@ The time of a call is that of its slowest rank. A block is timed without a pause
 
 from __future__ import annotations
 
+import gc
 import importlib.metadata
 import itertools
 import platform
@@ -227,10 +228,16 @@ def timed(side: str, call: Call, number: int, device: torch.device) -> torch.Ten
 
 
 def _timed_here(call: Call, number: int, _: torch.device) -> torch.Tensor:
-    moments = [time.perf_counter()]
-    for _number in range(number):
-        call()
-        moments.append(time.perf_counter())
+    was_enabled = gc.isenabled()
+    gc.disable()  # as timeit does: whose garbage is collected in which block is chance
+    try:
+        moments = [time.perf_counter()]
+        for _number in range(number):
+            call()
+            moments.append(time.perf_counter())
+    finally:
+        if was_enabled:
+            gc.enable()
     return torch.tensor(moments, dtype=torch.float64).diff()
 
 
