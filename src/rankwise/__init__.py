@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from rankwise._session.key_value_store import Store
     from rankwise._session.progress_report import report_progress
     from rankwise._session.session import Session
+    from rankwise._trace.lateness import Lateness
     from rankwise._training.checkpoints import Checkpoints
     from rankwise._training.gradient_clipping import clip_grad_norm_
     from rankwise._training.gradients import sync_grads
@@ -93,6 +94,7 @@ __all__ = [
     "InvalidArgumentError",
     "JoinError",
     "JoinTimeoutError",
+    "Lateness",
     "LaunchEnvironment",
     "LaunchError",
     "LaunchTimeoutError",
@@ -230,6 +232,7 @@ _HOMES = {
     "_session.key_value_store": ("Store",),
     "_session.current": ("is_joined",),
     "_session.session": ("Session",),
+    "_trace.lateness": ("Lateness",),
     "topology": ("Topology",),
     "_training.rank_control": ("in_rank_order", "one_rank_only", "rank_zero_first", "rank_zero_only"),
     "_training.random_streams": ("random_state", "random_streams", "same_seed", "seed", "set_random_state"),

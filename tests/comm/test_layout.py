@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import time
 from collections.abc import Iterator
 from unittest import mock
 
@@ -26,8 +25,6 @@ from tests.recorded import assert_recorded, record
 
 TABLE = "layout.txt"
 SIZES = (2, 3, 126)
-# What a member writes for others, with a clock that stands still.
-NOW_NS = 0x1122334455667788
 
 
 def call(sequence: int, body: bytes, kind: FrameKind = FrameKind.CALL) -> Frame:
@@ -73,6 +70,7 @@ def write_all(page: HostPage, window: Window, size: int) -> None:
     window.write(last, call(3, b"in the ring"), has_room=False)
     window.write(0, call(2, b"a failure", FrameKind.FAILED), has_room=True)
     window.write(window.verdict_slot, call(1, b"the verdict"), has_room=True)
+    window.arrivals[last][2] = 4711.5
     window.finished[last] = 2
     window.sleeping[0] = 1
     window.set_left(last, "it has left")
@@ -94,8 +92,7 @@ def of_pages() -> Iterator[str]:
         yield f"a page of {size} ranks, whose last one writes in the second window:"
         page, file = page_of(size)
         first, window = page.attach(5, size), page.attach(6, size)
-        with mock.patch.object(time, "monotonic_ns", return_value=NOW_NS):
-            write_all(page, window, size)
+        write_all(page, window, size)
         page.detach(first, size)  # the others have not
         yield from written(file)
         window.close()

@@ -17,7 +17,8 @@ import torch.distributed as dist
 from rankwise._arguments import as_integer
 from rankwise._comm.control.call import Call
 from rankwise._comm.control.control import Control
-from rankwise._comm.control.registry import GroupRegistry
+from rankwise._comm.control.rank_state import Recorder
+from rankwise._comm.control.registry import PAIRS, GroupRegistry
 from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.planes import Planes
 from rankwise._comm.data.serial import SerialPlane
@@ -111,6 +112,26 @@ class Comm:
         if self._registry is None or self.size == 1:
             return None
         return part_of(self._registry.store(), f"group/{self.control.group}")
+
+    def arrivals(self) -> list[tuple[Sequence[int], str, list[float]]]:
+        """Return the last calls of all groups of the session: the members, the text, and when each member came.
+
+        As `Channel.arrivals`. Ranks that send to each other alone wait for each other by intention, and are left out.
+        """
+        channels = [] if self._registry is None else list(self._registry.channels.values())
+        return [
+            (channel.ranks, call, times)
+            for channel in channels
+            if channel.group < PAIRS
+            for call, times in channel.arrivals()
+        ]
+
+    def record_calls(self, recorder: Recorder | None) -> None:
+        """Let the calls of all groups of the session be recorded; None ends that."""
+        if self._registry is not None:
+            self._registry.recorder = recorder
+            if self._registry.is_connected:
+                self._registry.connect().recorder = recorder
 
     def group_rank_of(self, rank: int | GroupRank, name: str) -> int:
         """Return the group rank of a member, which users pass as a global rank or as a `GroupRank`.

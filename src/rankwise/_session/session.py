@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from rankwise._comm.group import Group
     from rankwise._session.adopted_hosts import AdoptedHosts
     from rankwise._session.key_value_store import Store
+    from rankwise._trace.lateness import Lateness
 
 # Seconds.
 JOIN_SECONDS: Final = 300.0
@@ -323,6 +324,26 @@ class Session:
     def device(self) -> torch.device:
         """This rank's device."""
         return self._state.device
+
+    def lateness(self) -> list[Lateness]:
+        """Return how late each rank came to the last collectives, by call site; the largest sum first.
+
+        Local. Of each open group of the session, the last 1,024 collectives of rankwise, without `send` and `recv`. Of
+        groups whose ranks are on several hosts, only their first rank knows, of all collectives but the last one. See
+        docs/diagnosis.md for torch's own, and for traces of whole runs.
+
+        Raises:
+            NotJoinedError: The session is closed.
+
+        Example:
+            >>> import rankwise
+            >>> with rankwise.init() as session:
+            ...     session.lateness()  # a rank alone waits for nobody
+            []
+        """
+        from rankwise._trace.lateness import lateness_of  # noqa: PLC0415 - few sessions are asked
+
+        return lateness_of(self._state.comm.arrivals())
 
     def close(self, *, reason: str = LEFT, failed: bool = False) -> None:
         """Close the resources that this session opened; once, and only in the process that opened it.

@@ -11,6 +11,7 @@ import pickle
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.flow import LOSS_SECONDS, SLICE_SECONDS, Flow
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.links.socket_flow import SocketFlow
+from rankwise._comm.control.page.layout import ARRIVALS
 from rankwise._comm.control.protocol import Description, Frame, FrameKind
 from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
@@ -97,6 +99,7 @@ class Channel(ABC):
         self.call = ""
         self.closed = False
         self._started = 0.0
+        self._calls: deque[tuple[int, str]] = deque(maxlen=ARRIVALS)  # those that all members have come to
         self._freed = False
         self._freeing = threading.RLock()  # also held by threads that are not in an exchange, while they read
         self._links = links
@@ -131,17 +134,23 @@ class Channel(ABC):
             CollectiveTimeoutError: Some members did not come in time, here or for another member.
         """
         part = Part(frame=call.frame(body=body), combine=combine, read=read, timeout=timeout, on_pause=on_pause)
+        recorder = self._links.recorder
+        number = -1 if recorder is None else recorder.begin(self.group, self.sequence + 1, part.frame.call)
         self.lock.acquire()
         try:
             if self.closed:
                 self._require_open(call.text)
             self._started = part.start
             verdict = self._exchange(part)
-            if verdict.outcome is Outcome.DIFFERENT:
+            if verdict.outcome is Outcome.AGREED:
+                self._calls.append((self.sequence, part.frame.call))
+            elif verdict.outcome is Outcome.DIFFERENT:
                 details = call.frame(FrameKind.DETAILS, pickle.dumps(call.details()))
                 verdict = self._exchange(replace(part, frame=details, read=(), start=time.monotonic()))
         finally:
             self.lock.release()
+            if recorder is not None:
+                recorder.end(number)
             if self.closed:
                 self._free_if_closed()
         return verdict
@@ -174,6 +183,20 @@ class Channel(ABC):
         lost = [(member, why) for member in members if (why := self.lost_reason(member))]
         lost = [(member, why) for member, why in lost if not (failed and why == LEFT)]
         return "; ".join(f"{self._links.name(self.ranks[member])} {why}" for member, why in lost)
+
+    def arrivals(self) -> list[tuple[str, list[float]]]:
+        """Return the last calls, the oldest first, and when each member came, by group rank, on the monotonic clock.
+
+        If they are not all on one host, only the first member knows, of all calls but the last, and as if all members
+        ended each call at the same time; the others return []. Any thread may ask.
+        """
+        with self._freeing:
+            calls = [] if self._freed else list(self._calls)
+            return [(call, found) for sequence, call in calls if (found := self._arrivals_at(sequence))]
+
+    @abstractmethod
+    def _arrivals_at(self, sequence: int) -> list[float]:
+        """Return when each member came to an exchange that has ended; [] if that is not known."""
 
     @abstractmethod
     def lost_reason(self, member: int) -> str:

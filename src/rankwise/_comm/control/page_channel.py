@@ -20,7 +20,7 @@ from rankwise._comm.control.flow import LOSS_SECONDS
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.links.peer import CLOSED
 from rankwise._comm.control.page.host_page import HostPage
-from rankwise._comm.control.page.layout import PIPES_START, RING_ENTRIES, pipe_bytes
+from rankwise._comm.control.page.layout import ARRIVALS, PIPES_START, RING_ENTRIES, pipe_bytes
 from rankwise._comm.control.page.meeting import PageMeeting
 from rankwise._comm.control.page.pipes import Pipes
 from rankwise._comm.control.protocol import Frame, FrameKind
@@ -51,6 +51,7 @@ class PageChannel(Channel):
         self._window = page.attach(group, len(ranks))  # before the links know of the group: it may raise
         super().__init__(group, ranks, links)
         self.page = page
+        self._own_arrivals = self._window.arrivals[self.own]
         self._indices = [page.ranks.index(rank) for rank in ranks]
         # The last exchange whose frames were those of all members: none of them reads the frames before any more.
         self._last_complete = 0
@@ -64,7 +65,7 @@ class PageChannel(Channel):
 
     def post(self, frame: Frame, *, timeout: float | None = None) -> None:
         self._require_open(frame.call)
-        self._enter(frame)
+        self._enter(frame, time.monotonic())
         if self.own == _LEADER:
             self._publish(conclude(self.ranks, self._frames() | {self.own: frame}, None))
         self._window.fence()
@@ -127,6 +128,12 @@ class PageChannel(Channel):
         left = "" if member == self.own else self._window.left(member)
         return left or (CLOSED if self._indices[member] in self.page.dead else "")
 
+    def _arrivals_at(self, sequence: int) -> list[float]:
+        # A member may have come to the next exchange, and written over its arrival at the oldest one.
+        if sequence < self.sequence + 2 - ARRIVALS:
+            return []
+        return [arrivals[sequence % ARRIVALS] for arrivals in self._window.arrivals]
+
     def _leave(self, reason: str) -> None:
         self._window.set_left(self.own, reason)
         self._wake_others()
@@ -154,7 +161,7 @@ class PageChannel(Channel):
     # The frames of an exchange stay readable until all members have come to the next one but one: `finished` tells a
     # writer when it may write over them. While others have not come so far, it writes to the ring instead.
     def _exchange(self, part: Part) -> Verdict:
-        self._enter(part.frame)
+        self._enter(part.frame, part.start)
         try:
             verdict = self._lead(part) if self.own == _LEADER else self._follow(part)
             if verdict.outcome is not Outcome.ERROR:
@@ -166,7 +173,7 @@ class PageChannel(Channel):
             self._window.fence()
             self._window.finished[self.own] = self.sequence
 
-    def _enter(self, frame: Frame) -> None:
+    def _enter(self, frame: Frame, now: float) -> None:
         """Write this member's frame of the next exchange, and wake the leader."""
         if self._last_complete != self.sequence and self._behind(self.sequence + 2 - RING_ENTRIES):
             self.close(f"ended {RING_ENTRIES} collectives that other ranks have not come to")
@@ -174,6 +181,7 @@ class PageChannel(Channel):
         self.sequence += 1
         self.call = frame.call
         frame.group, frame.sequence = self.group, self.sequence
+        self._own_arrivals[self.sequence % ARRIVALS] = now
         # No member reads the frames of the exchange any more whose room those of this one need.
         self._has_room = self._last_complete == self.sequence - 1 or not self._behind(self.sequence - 2)
         self._window.write(self.own, frame, has_room=self._has_room)

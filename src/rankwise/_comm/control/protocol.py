@@ -24,8 +24,8 @@ from rankwise._text import ranks_by_value, ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
-# Length of the body, group, sequence number, kind, flags, digest, length of the call's text.
-HEADER: Final = struct.Struct("<QQQBB16sH")
+# Length of the body, group, sequence number, kind, flags, seconds waited, digest, length of the call's text.
+HEADER: Final = struct.Struct("<QQQBBf16sH")
 _KIND_OFFSET: Final = 24
 _MAIN: Final = 1
 _READS: Final = 2
@@ -68,6 +68,7 @@ class Frame:
         body: The content, by kind.
         main: The call was made by the main thread, and this rank waits in no other group.
         reads: This rank reads bodies of others. For an exchange over connections; not set in the memory of a host.
+        waited: How long the exchange before took this rank, in seconds. For one over connections, as `reads`.
         group: The id of the group; set when the frame is sent, as is the sequence number.
         sequence: The number of the exchange in the group.
         arrived: When it was received over a connection, on the monotonic clock.
@@ -82,20 +83,24 @@ class Frame:
     sequence: int = 0
     arrived: float = 0.0
     reads: bool = False
+    waited: float = 0.0
 
     def encode(self) -> bytes:
         call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
         flags = self.main | (_READS if self.reads else 0)
-        header = HEADER.pack(len(self.body), self.group, self.sequence, self.kind, flags, self.digest, len(call))
+        header = HEADER.pack(
+            len(self.body), self.group, self.sequence, self.kind, flags, self.waited, self.digest, len(call)
+        )
         return b"".join((header, call, self.body))
 
 
 def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
     """Return an encoded frame without its body, the length of what precedes the body, and that of the body."""
-    length, group, sequence, kind, flags, digest, call_length = HEADER.unpack_from(data, offset)
+    length, group, sequence, kind, flags, waited, digest, call_length = HEADER.unpack_from(data, offset)
     body_start = HEADER.size + call_length
     call = bytes(data[offset + HEADER.size : offset + body_start]).decode(errors="replace")
-    frame = Frame(FrameKind(kind), call, digest, b"", bool(flags & _MAIN), group, sequence, reads=bool(flags & _READS))
+    frame = Frame(FrameKind(kind), call, digest, b"", bool(flags & _MAIN), group, sequence)
+    frame.reads, frame.waited = bool(flags & _READS), waited
     return frame, body_start, length
 
 
@@ -142,7 +147,7 @@ def decode_bundle(body: bytes) -> Iterator[tuple[int, Frame]]:
 
 def data_header(group: int, length: int) -> bytes:
     """Return the header of `length` bytes of data."""
-    return HEADER.pack(length, group, 0, FrameKind.DATA, True, _NO_DIGEST, 0)
+    return HEADER.pack(length, group, 0, FrameKind.DATA, True, 0.0, _NO_DIGEST, 0)
 
 
 @dataclass(slots=True)

@@ -46,6 +46,16 @@ class RankState:
     calls: Sequence[OngoingCall]
 
 
+class Recorder(Protocol):
+    """Records the calls of this rank, of all of its groups; several threads may call at the same time."""
+
+    def begin(self, group: int, sequence: int, call: str) -> int:
+        """Record that this rank comes to a call; return a number for its end."""
+
+    def end(self, number: int) -> None:
+        """Record that the call has ended."""
+
+
 class OngoingCalls(Protocol):
     """The calls of one group."""
 

@@ -18,7 +18,7 @@ from rankwise._comm.control.links.connect import HostConnections, connect
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
-from rankwise._comm.control.rank_state import RankState
+from rankwise._comm.control.rank_state import RankState, Recorder
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.control.turns import is_program_of_rank
 from rankwise._comm.gloo_threads import await_idle_threads
@@ -48,6 +48,7 @@ class GroupRegistry:
         secret: The secret by which ranks of several hosts prove that they belong to this job; None without one.
         store: Returns the store that all ranks share.
         own_address: Returns the name or address of this host for other hosts.
+        recorder: Records the calls of this rank; None if nobody has asked for that.
         on_hosts: Takes the connections for the processes that watch the hosts; None without a watch.
         find_dead_ranks: Returns the dead ranks among the given ones, with reasons, or ""; does not wait. For the time
             before the first group, which has connections of its own.
@@ -72,6 +73,7 @@ class GroupRegistry:
     shares_pages: bool = True
     shares_tensors: bool = True
     secret: JobSecret | None = None
+    recorder: Recorder | None = None
     on_hosts: Callable[[HostConnections], None] | None = None
     num_groups: int = 0
     channels: dict[int, Channel] = field(default_factory=dict)
@@ -121,6 +123,7 @@ class GroupRegistry:
         """
         if self._links is None:
             self._links = self._connect()
+            self._links.recorder = self.recorder
         return self._links
 
     def _connect(self) -> Links:

@@ -14,6 +14,7 @@ from rankwise._comm.control.channel import Channel, Part
 from rankwise._comm.control.exchange import Exchange, Tree
 from rankwise._comm.control.flow import SLICE_SECONDS
 from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.page.layout import ARRIVALS
 from rankwise._comm.control.protocol import WAITING_KINDS, Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since
@@ -33,6 +34,8 @@ class SocketChannel(Channel):
         self._peers = {member: links.peer(rank) for member, rank in enumerate(ranks) if rank != links.rank}
         self._inboxes = {member: peer.inbox(group) for member, peer in self._peers.items()}
         self._tree = Tree(self.own, [links.host(rank) for rank in ranks])
+        self._arrivals: dict[int, list[float]] = {}  # at all exchanges but the last; on the root alone
+        self._ended = self._waited = 0.0
 
     @property
     def same_host(self) -> bool:
@@ -82,6 +85,9 @@ class SocketChannel(Channel):
             return ""
         return self._inboxes[member].left or self._peers[member].lost_reason
 
+    def _arrivals_at(self, sequence: int) -> list[float]:
+        return self._arrivals.get(sequence, [])
+
     def _leave(self, reason: str) -> None:
         self._post_to(self._peers, Frame(FrameKind.LEFT, reason, group=self.group, sequence=self.sequence))
 
@@ -103,11 +109,20 @@ class SocketChannel(Channel):
         )
         verdict = self._await_verdict(part, exchange)
         if verdict.outcome is Outcome.AGREED:
-            frames = exchange.frames() if part.read else {}
+            frames = exchange.frames() if part.read or self._tree.is_root else {}
+            if self._tree.is_root:
+                # All members have left the exchange before at about the same time; their clocks may differ. When frames
+                # are received says less: those that have waited for this member are read at once.
+                self._arrivals[self.sequence - 1] = [
+                    self._ended - frames[member].waited for member in range(len(self.ranks))
+                ]
+                self._arrivals.pop(self.sequence - ARRIVALS, None)
             verdict.bodies = {member: frames[member].body for member in part.read}
             for inbox in self._inboxes.values():
                 inbox.set_entered(self.sequence, frame.call)
         self._discard_before(self.sequence + 1)
+        self._ended = time.monotonic()
+        self._waited = self._ended - part.start
         return verdict
 
     def _await_verdict(self, part: Part, exchange: Exchange) -> Verdict:
@@ -146,7 +161,7 @@ class SocketChannel(Channel):
     def _number(self, frame: Frame) -> None:
         self.sequence += 1
         self.call = frame.call
-        frame.group, frame.sequence = self.group, self.sequence
+        frame.group, frame.sequence, frame.waited = self.group, self.sequence, self._waited
         self._discard_before(self.sequence)
 
     def _discard_before(self, sequence: int) -> None:

@@ -15,7 +15,7 @@ from typing import Final
 
 from rankwise._comm.control.links.peer import CLOSED, Peer
 from rankwise._comm.control.page.host_page import HostPage
-from rankwise._comm.control.rank_state import OngoingCalls, RankState
+from rankwise._comm.control.rank_state import OngoingCalls, RankState, Recorder
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
 
@@ -32,6 +32,7 @@ class Links:
         loop: The event loop of the session.
         page: The page of this host; None if ranks agree over connections.
         channels: The open channels of the groups of which this rank is a member, by the id of the group.
+        recorder: Records the calls of this rank; None if nobody has asked for that.
         wait_note: The collective that this rank waits in, for other processes.
         closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
@@ -60,6 +61,7 @@ class Links:
         self.loop = SharedEventLoop()
         self.page = page
         self.channels: dict[int, OngoingCalls] = {}
+        self.recorder: Recorder | None = None
         self.closed = self._freed = False
         self.wait_note = WaitNote()
         self._num_channels = 0

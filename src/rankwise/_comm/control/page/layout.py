@@ -13,6 +13,8 @@ size, and nothing is ever moved::
                                     the frame of exchanges with an even number, FRAME_BYTES
                                     the frame of exchanges with an odd number, FRAME_BYTES
                                     why the member has left, REASON_BYTES
+                        arrivals  a word for each of the last ARRIVALS exchanges, for each member: when it came
+                                  to it, a float of seconds on the monotonic clock of the host
     2^42            staging     memory of each group through which tensors pass, MAX_STAGING_BYTES:
                         rows      one for each member: see `Staging`
                         pipes     from PIPES_START on, one for each ordered pair of members, `pipe_bytes` each: two
@@ -48,6 +50,7 @@ FIRST_WORD: Final = 8
 FRAME_BYTES: Final = 8192
 REASON_BYTES: Final = 4096
 SLOT_BYTES: Final = 2 * FRAME_BYTES + REASON_BYTES
+ARRIVALS: Final = 1 << 10
 
 MAX_STAGING_BYTES: Final = 1 << 27
 PIPES_START: Final = (1 << 26) + (1 << 16)
@@ -78,9 +81,8 @@ class Row(IntEnum):
     LEFT = 5  # whether the member has left
     LARGE = 6  # whether any body did not fit into the slot
     SLEEPING = 7  # whether the member sleeps until it is woken, or is about to
-    WRITTEN_AT = 8  # when its last frame was written, on the monotonic clock of the host, in nanoseconds
-    MET = 9  # the last meeting that the member has come to; for the verdict's slot, that all have come to
-    UNVERIFIED = 10  # the number of calls of the member that were not verified
+    MET = 8  # the last meeting that the member has come to; for the verdict's slot, that all have come to
+    UNVERIFIED = 9  # the number of calls of the member that were not verified
 
 
 def words_bytes(num_members: int) -> int:
@@ -90,6 +92,11 @@ def words_bytes(num_members: int) -> int:
 
 def window_bytes(num_members: int) -> int:
     """Return the length of the window of a group."""
+    return arrivals_start(num_members) + _round_up(8 * ARRIVALS * num_members)
+
+
+def arrivals_start(num_members: int) -> int:
+    """Return where the arrivals begin in the window of a group."""
     return words_bytes(num_members) + _round_up((num_members + 1) * SLOT_BYTES)
 
 

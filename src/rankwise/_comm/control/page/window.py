@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import struct
 import threading
-import time
 from typing import Final
 
 from rankwise._comm.control.page.layout import (
     ANY_PROBLEM,
     ANY_RING,
+    ARRIVALS,
     BODY_BYTES,
     ENTRY_BYTES,
     FIRST_WORD,
@@ -24,6 +24,7 @@ from rankwise._comm.control.page.layout import (
     SLOT_BYTES,
     TEXT_OFFSET,
     Row,
+    arrivals_start,
     body_offset,
     ring_entry_offset,
     window_bytes,
@@ -50,6 +51,7 @@ class Window:
             written behind a fence.
         sleeping: For each slot whether the member sleeps until it is woken, or is about to.
         met: For each slot the last meeting that the member has come to; for that of the verdict, that all have come to.
+        arrivals: For each member when it came to each of the last exchanges, on the monotonic clock.
         unverified: For each slot the number of calls of the member that were not verified.
     """
 
@@ -74,7 +76,9 @@ class Window:
         self._rows = rows = [self._words[first : first + self._slots] for first in firsts]
         self._frames = rows[Row.EVEN], rows[Row.ODD]
         self._ring, self._problem, self._left = rows[Row.RING], rows[Row.PROBLEM], rows[Row.LEFT]
-        self._is_large, self._written_at = rows[Row.LARGE], rows[Row.WRITTEN_AT]
+        self._is_large = rows[Row.LARGE]
+        arrivals = self._view[arrivals_start(num_members) :].cast("d")
+        self.arrivals = [arrivals[slot * ARRIVALS : (slot + 1) * ARRIVALS] for slot in range(num_members)]
         self.finished, self.sleeping, self.met = rows[Row.FINISHED], rows[Row.SLEEPING], rows[Row.MET]
         self.unverified = rows[Row.UNVERIFIED]
         self._starts = [words_bytes(num_members) + slot * SLOT_BYTES for slot in range(self._slots)]
@@ -92,7 +96,6 @@ class Window:
             has_room: No member reads the frame of the last exchange but one any more, so the slot has room.
         """
         sequence, parity = frame.sequence, frame.sequence & 1
-        self._written_at[slot] = time.monotonic_ns()
         data = frame.encode()
         if has_room:
             if self._overflow:
@@ -146,7 +149,7 @@ class Window:
         for last, start in zip(self._frames[sequence & 1], self._starts, strict=True):
             if len(bodies) == self.verdict_slot:
                 break
-            length, _, _, kind, _, other, call_length = HEADER.unpack_from(self._view, start + offset)
+            length, _, _, kind, _, _, other, call_length = HEADER.unpack_from(self._view, start + offset)
             header = HEADER.size + call_length
             if last != sequence or kind or other != digest or header + length > FRAME_BYTES:
                 return None
@@ -190,7 +193,7 @@ class Window:
         sequence = self._last_entered(slot)
         if sequence <= self.finished[slot]:
             return None
-        call = self.last_call(slot), sequence, self._written_at[slot] / 1e9
+        call = self.last_call(slot), sequence, self.arrivals[slot][sequence % ARRIVALS]
         _fence()
         # Otherwise it has written over a part of it.
         return call if self._last_entered(slot) == sequence > self.finished[slot] else None
@@ -255,6 +258,8 @@ class Window:
 
     def close(self) -> None:
         """Close this process's access."""
+        for arrivals in self.arrivals:
+            arrivals.release()
         for view in (*self._rows, self._words, self._view):
             view.release()
         self._memory.close_window(self.number)
