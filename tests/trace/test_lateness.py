@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 
 import rankwise as rw
+from rankwise._comm.control.page.layout import place_of_arrivals
 from rankwise._trace.lateness import lateness_of
+from rankwise._trace.page_arrivals import mean_lateness
 
+PROGRAM = Path(__file__).parent / "programs" / "late.py"
 CALL = "all_reduce at train.py:88"
 
 
@@ -52,6 +61,11 @@ def test_a_session_names_the_rank_that_comes_late(session: rw.Session) -> None:
     rw.barrier()
     found = [(one.rank, one.call.partition(" ")[0], one.num_calls) for one in session.lateness()]
     assert sorted(found[:2]) == [(0, "all_reduce", 3), (1, "barrier", 3)]
+    pids = rw.all_gather(os.getpid())
+    of_barriers = mean_lateness(pids[0], 2, place_of_arrivals(2))
+    rw.barrier()  # nobody comes to the next call before that
+    assert sorted(of_barriers) == [0, 1]
+    assert max(of_barriers, key=of_barriers.__getitem__) == 1, of_barriers
 
 
 @pytest.mark.ranks(2)
@@ -59,3 +73,22 @@ def test_a_closed_session_knows_nothing(session: rw.Session) -> None:
     session.close()
     with pytest.raises(rw.NotJoinedError):
         session.lateness()
+
+
+@pytest.mark.slow
+def test_top_and_the_report_of_a_hang_name_the_rank_that_came_late() -> None:
+    command = [sys.executable, "-m", "rankwise", "launch", "-n", "3", str(PROGRAM), "1", "0.05", "20", "stop"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+        assert process.stdout is not None
+        lines: list[str] = []
+        while not lines or "late before" not in lines[-1]:
+            lines.append(process.stdout.readline())
+            assert lines[-1], lines
+        ps = [sys.executable, "-m", "rankwise", "ps", str(process.pid)]
+        table = subprocess.run(ps, capture_output=True, text=True, check=True)
+        found = subprocess.run([*ps, "--json"], capture_output=True, text=True, check=True)
+        process.send_signal(signal.SIGINT)
+    assert "late before: rank 1, " in lines[-1], lines
+    late = [rank["late"] for rank in json.loads(found.stdout)[0]["ranks"]]
+    assert late.index(max(late)) == 1
+    assert f"{1000 * late[1]:.0f} ms" in table.stdout

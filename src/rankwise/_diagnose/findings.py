@@ -30,6 +30,7 @@ class Findings:
         polling: For how many seconds each rank that does not sleep has been in the same collectives.
         calls: The collectives that ranks have called in each process group of torch, of those that have answered.
         spent: The seconds between the first and the last sample.
+        late: How late each rank came to its last collectives, on average, in seconds; {} if that is not known.
     """
 
     host: str = field(default_factory=socket.gethostname)
@@ -38,6 +39,7 @@ class Findings:
     spent: float
     polling: Mapping[int, float] = field(default_factory=dict)
     calls: Mapping[int, Mapping[str, GroupCalls]] = field(default_factory=dict)
+    late: Mapping[int, float] = field(default_factory=dict)
 
     @property
     def ranks(self) -> list[int]:
@@ -62,6 +64,7 @@ class Findings:
             "quiet": {str(rank): seconds for rank, seconds in self.quiet.items()},
             "spent": self.spent,
             "polling": {str(rank): seconds for rank, seconds in self.polling.items()},
+            "late": {str(rank): seconds for rank, seconds in self.late.items()},
             "calls": {
                 str(rank): {group: each.encode() for group, each in calls.items()} for rank, calls in self.calls.items()
             },
@@ -81,6 +84,7 @@ class Findings:
                 quiet={int(rank): float(seconds) for rank, seconds in value["quiet"].items()},
                 spent=float(value["spent"]),
                 polling={int(rank): float(seconds) for rank, seconds in value["polling"].items()},
+                late={int(rank): float(seconds) for rank, seconds in value["late"].items()},
                 calls={int(rank): decode_calls(calls) for rank, calls in value["calls"].items()},
             )
         except (TypeError, KeyError, AttributeError) as error:

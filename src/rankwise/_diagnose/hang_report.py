@@ -13,12 +13,15 @@ from rankwise._diagnose.processes import main_thread_times
 from rankwise._diagnose.sampling import RankSample
 from rankwise._diagnose.watching import Suspect, suspect, suspects, waits
 from rankwise._text import ranks_on_hosts_text, ranks_text
+from rankwise._trace.lateness import milliseconds
 
 # A main thread that runs for less than this part of the time does not move. One that waits in a collective of rankwise
 # wakes up twice a second.
 _IDLE: Final = 0.01
 # The stacks of more ranks are not printed.
 _MOST_RANKS: Final = 64
+# Who came less late to the collectives before is not named.
+_LATE_SECONDS: Final = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,12 @@ def hang_report(world_size: int, found: Sequence[Findings], silent: Mapping[str,
     lines += [
         f"  missing: {ranks_on_hosts_text([each.rank], hosts)}, {each.how}: {each.location}" for each in missing
     ] or [_nobody(world_size, last)]
+    lines += [
+        f"  late before: {ranks_on_hosts_text([rank], hosts)}, {milliseconds(seconds)} on average in its last calls"
+        for each in found
+        for rank, seconds in each.late.items()
+        if seconds == max(each.late.values()) >= _LATE_SECONDS
+    ]
     lines += [f"  {each}" for each in uncalled]
     lines += [f"  no answer from {host}: {why}" for host, why in silent.items()]
     if len(last) <= _MOST_RANKS:

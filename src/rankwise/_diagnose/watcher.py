@@ -27,6 +27,7 @@ from rankwise._diagnose.polling_waits import PollingWaits
 from rankwise._diagnose.processes import DiagnosisError
 from rankwise._diagnose.report_file import write_report
 from rankwise._diagnose.sampling import RankSample, sample_ranks
+from rankwise._trace.page_arrivals import mean_lateness
 
 _SAMPLES: Final = 4
 _PAUSE_SECONDS: Final = 0.3
@@ -57,6 +58,7 @@ class Watcher:
         self._num_ranks: int = settings["ranks_here"]
         self._seconds: float = settings["seconds"]
         self._folder: str = settings["folder"]
+        self._arrivals: dict[str, int] = settings["arrivals"]
         self._quiet = QuietTimes()
         self._polling = PollingWaits(self._seconds)
         self._job: Job | None = None
@@ -156,6 +158,7 @@ class Watcher:
             spent=now - start,
             polling=self._update_polling(now),
             calls=_calls_of(job) if samples == _SAMPLES else {},
+            late=mean_lateness(job.pid, job.world_size, self._arrivals) if len(job.ranks) == job.world_size else {},
         )
 
     def _report(self) -> None:

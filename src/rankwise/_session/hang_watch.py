@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from rankwise._arguments import as_seconds
 from rankwise._comm.control.links.connect import HostConnections
+from rankwise._comm.control.page.layout import place_of_arrivals
 from rankwise._environment.facts import LaunchEnvironment
 from rankwise._rank_files import offer_stacks
 from rankwise._session.environ import process_variables
@@ -94,6 +95,7 @@ class HangWatch:
             "parent": os.getpid(),
             "seconds": self.seconds,
             "folder": self._folder,
+            "arrivals": place_of_arrivals(reading.world_size.value),
             "is_first": hosts is None or rank == 0 or not hosts.connections,
             "ranks_here": size.value if hosts is None else len(hosts.neighbours_of(rank)),
             "hosts": [] if hosts is None else _other_hosts(hosts, rank),

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
+from rankwise._trace.lateness import milliseconds
 from rankwise.cli.printing import echo, output_errors
 from rankwise.errors import MissingDependencyError
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from rankwise._diagnose.sampling import ProcessSample
 
 _CPU_SECONDS: Final = 0.2
-_HEAD: Final = ("rank", "process", "state", "since", "CPU", "memory", "where")
+_HEAD: Final = ("rank", "process", "state", "since", "CPU", "memory", "late", "where")
 
 
 @click.command(short_help="List the jobs of this host, and their ranks.", epilog="Example: rankwise ps --json")
@@ -98,7 +99,10 @@ def _title(job: Job) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rank:
-    """A rank: its number, process and state, the seconds for which it has run, its cores, bytes, and where it is."""
+    """A rank: its number, process and state, the seconds for which it has run, its cores, bytes, and where it is.
+
+    `late` is how many seconds after the others it came to its last collectives, on average; None if that is not known.
+    """
 
     rank: int
     pid: int
@@ -106,12 +110,14 @@ class _Rank:
     seconds: float
     cores: float
     memory: int
+    late: float | None
     where: str
 
     def row(self) -> tuple[str, ...]:
         memory = f"{self.memory / (1 << 20):.0f} MiB"
         age = _duration(self.seconds)
-        return str(self.rank), str(self.pid), self.state, age, f"{100 * self.cores:.0f} %", memory, self.where
+        late = "-" if self.late is None else milliseconds(self.late)
+        return str(self.rank), str(self.pid), self.state, age, f"{100 * self.cores:.0f} %", memory, late, self.where
 
 
 def _job_values(job: Job, ranks: Sequence[_Rank]) -> dict[str, object]:
@@ -120,10 +126,13 @@ def _job_values(job: Job, ranks: Sequence[_Rank]) -> dict[str, object]:
 
 
 def _ranks(job: Job, before: dict[int, float], seconds: float) -> list[_Rank]:
-    from rankwise._diagnose.sampling import sample_ranks  # noqa: PLC0415 - not needed for --help
+    from rankwise._comm.control.page.layout import place_of_arrivals  # noqa: PLC0415 - not needed for --help
+    from rankwise._diagnose.sampling import sample_ranks  # noqa: PLC0415
     from rankwise._diagnose.sleep_times import sleep_seconds  # noqa: PLC0415
+    from rankwise._trace.page_arrivals import mean_lateness  # noqa: PLC0415
 
     asleep = sleep_seconds(rank.process.pid for rank in job.ranks)  # before samples, which may wake them
+    late = mean_lateness(job.pid, job.world_size, place_of_arrivals(job.world_size))
     samples = {sample.rank: sample.process for sample in sample_ranks(job.ranks)}
     ranks = []
     for rank in job.ranks:
@@ -137,6 +146,7 @@ def _ranks(job: Job, before: dict[int, float], seconds: float) -> list[_Rank]:
                 seconds=rank.process.age,
                 cores=used / seconds,
                 memory=rank.process.memory,
+                late=late.get(rank.rank),
                 where=sample.stack.location if sample.stack is not None else sample.channel or "-",
             )
         )

@@ -100,6 +100,19 @@ def arrivals_start(num_members: int) -> int:
     return words_bytes(num_members) + _round_up((num_members + 1) * SLOT_BYTES)
 
 
+def place_of_arrivals(num_ranks: int) -> dict[str, int]:
+    """Return where other processes find when the ranks of a host, all in one group, came to their last exchanges."""
+    return {
+        "directory": GROUPS_OFFSET,
+        "entry": 8 * GROUP_WORDS,
+        "windows": DIRECTORY_BYTES,
+        "window": window_bytes(num_ranks),
+        "last": 8 * FIRST_WORD,
+        "arrivals": arrivals_start(num_ranks),
+        "kept": ARRIVALS,
+    }
+
+
 def entry_word(window: int) -> int:
     """Return the index of the first word of the entry of a group in the directory."""
     return GROUPS_OFFSET // 8 + GROUP_WORDS * window
