@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import timedelta
@@ -17,6 +18,7 @@ from rankwise._environment.facts import Fact, LaunchEnvironment
 from rankwise._rendezvous.endpoint import parse_address
 from rankwise._session import current
 from rankwise._session.adoption import adopt, environment_in_group
+from rankwise._session.call_trace import CallTrace
 from rankwise._session.device import wants_xla
 from rankwise._session.environ import read_check, read_environment, read_shared_memory
 from rankwise._session.hang_watch import HangWatch
@@ -46,6 +48,7 @@ def init(
     address: str | None = None,
     check: bool | None = None,
     hang_report: float | None = None,
+    trace: str | os.PathLike[str] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Session:
     """Join the world that this process was launched into, and return the session: a context manager.
@@ -84,6 +87,8 @@ def init(
             standard error of rank zero names the rank that the others wait for, and where all ranks are; 0 for no
             reports. By default as RANKWISE_HANG_SECONDS is set, else 0. Over a process group that is open already, and
             may span several hosts, ranks then connect now, not in their first collective. See docs/diagnosis.md.
+        trace: A folder, in which each rank records when it comes to collectives, for `rankwise trace`. By default as
+            RANKWISE_TRACE is set, else there is none. The same on all ranks. See docs/diagnosis.md.
         environ: The variables to read, instead of `os.environ`.
 
     Raises:
@@ -107,6 +112,7 @@ def init(
     check_sources(launcher, environ, address)
     checks = None if check is None else as_bool(check, "check")
     watch = HangWatch(hang_report, environ)
+    traced = CallTrace(trace, environ)
     opened = current.opened_session()
     if opened is not None and current.has_destroyed_group(opened):
         opened.close(failed=True)
@@ -123,7 +129,7 @@ def init(
                 reading,
                 check=checks,
                 pid=current.opening_pid(group),
-                close=lambda reason, _failed: _leave_adopted(comm, reason, watch),
+                close=lambda reason, _failed: _leave_adopted(comm, reason, watch, traced),
                 on_hosts=watch.on_hosts,
             )
             comm = session.comm
@@ -135,6 +141,7 @@ def init(
 
             def reset() -> None:
                 watch.stop()
+                traced.stop()
                 current.reset_current()
 
             if wants_xla(reading, backend, device):
@@ -156,6 +163,7 @@ def init(
                     )
         undo.pop_all()
     current.set_current(session)
+    traced.start(session)
     watch.start(session.reading, backend=session.backend, adopted=group is not None)
     log.debug("joined as %d of %d via %s", session.rank, session.world_size, session.reading.launcher)
     return Session(session)
@@ -181,9 +189,10 @@ def _default_timeout(backend: str | None) -> float:
     return (found or timedelta(minutes=10)).total_seconds()  # a build without NCCL has none for it
 
 
-def _leave_adopted(comm: Comm, reason: str, watch: HangWatch) -> None:
+def _leave_adopted(comm: Comm, reason: str, watch: HangWatch, traced: CallTrace) -> None:
     """Close the connections of a session over a process group that other code opened; the group stays open."""
     watch.stop()
+    traced.stop()
     current.reset_current()
     comm.close_children(reason)
     comm.shutdown(reason)

@@ -17,6 +17,7 @@ from rankwise.cli.launch_command import launch
 from rankwise.cli.printing import output_errors
 from rankwise.cli.ps_command import ps, top
 from rankwise.cli.stacks_command import stacks
+from rankwise.cli.trace_command import trace
 from rankwise.errors import InvalidArgumentError, RankwiseError
 
 _FAILED: Final = 1
@@ -70,6 +71,7 @@ main.add_command(bench)
 main.add_command(ps)
 main.add_command(top)
 main.add_command(stacks)
+main.add_command(trace)
 main.add_command(submit)
 main.add_command(logs)
 main.add_command(cancel)

@@ -144,13 +144,13 @@ class Channel(ABC):
             verdict = self._exchange(part)
             if verdict.outcome is Outcome.AGREED:
                 self._calls.append((self.sequence, part.frame.call))
+                if recorder is not None:
+                    recorder.end(number)
             elif verdict.outcome is Outcome.DIFFERENT:
                 details = call.frame(FrameKind.DETAILS, pickle.dumps(call.details()))
                 verdict = self._exchange(replace(part, frame=details, read=(), start=time.monotonic()))
         finally:
             self.lock.release()
-            if recorder is not None:
-                recorder.end(number)
             if self.closed:
                 self._free_if_closed()
         return verdict

@@ -53,7 +53,7 @@ class Recorder(Protocol):
         """Record that this rank comes to a call; return a number for its end."""
 
     def end(self, number: int) -> None:
-        """Record that the call has ended."""
+        """Record that the call has ended, after all members have come; not if it has failed."""
 
 
 class OngoingCalls(Protocol):
