@@ -338,8 +338,8 @@ _AGREEMENT = (
     _fault(
         "details-not-exchanged",
         "_comm/control/channel.py",
-        "            if verdict.outcome is Outcome.DIFFERENT:",
-        "            if False:",
+        "            elif verdict.outcome is Outcome.DIFFERENT:",
+        "            elif False:",
         "Members whose calls differ go on.",
         f"{CONTRACT}/test_routes.py::test_every_divergence",
     ),

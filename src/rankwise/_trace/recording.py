@@ -15,6 +15,7 @@ import struct
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -49,13 +50,15 @@ class Recording:
         file = folder / f"rank{rank:05}{SUFFIX}"
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(descriptor, 0, _FILE_BYTES)
-            self._data = mmap.mmap(descriptor, _FILE_BYTES)
+            with os.fdopen(descriptor, "r+b") as opened:
+                opened.write(bytes(_FILE_BYTES))
+                opened.flush()
+                os.fsync(opened.fileno())  # a file system may find only then that it has no room
+                self._data = mmap.mmap(opened.fileno(), _FILE_BYTES)
         except OSError:
-            file.unlink(missing_ok=True)
+            with suppress(OSError):
+                file.unlink()
             raise
-        finally:
-            os.close(descriptor)
         # The clock of the records, and the time of day then.
         clock = {"monotonic": time.monotonic(), "time": time.time()}
         facts = {"rank": rank, "world_size": world_size, "host": socket.gethostname(), "host_id": host_id(), **clock}

@@ -41,6 +41,7 @@ OWN_VARIABLES: Final = (
         "RANKWISE_SSH",
         "RANKWISE_HANG_SECONDS",
         "RANKWISE_HANG_DIR",
+        "RANKWISE_TRACE",
         "RANKWISE_LAUNCH",
         SECRET,
         SECRET_FILE,

@@ -135,12 +135,12 @@ class Channel(ABC):
         """
         part = Part(frame=call.frame(body=body), combine=combine, read=read, timeout=timeout, on_pause=on_pause)
         recorder = self._links.recorder
-        number = -1 if recorder is None else recorder.begin(self.group, self.sequence + 1, part.frame.call)
         self.lock.acquire()
         try:
             if self.closed:
                 self._require_open(call.text)
             self._started = part.start
+            number = 0 if recorder is None else recorder.begin(self.group, self.sequence + 1, part.frame.call)
             verdict = self._exchange(part)
             if verdict.outcome is Outcome.AGREED:
                 self._calls.append((self.sequence, part.frame.call))
