@@ -1,6 +1,6 @@
 """What it costs a call to record when each rank came, beside another checkout: alternating, the least of the rounds.
 
-git worktree add BEFORE 385e2576; python -m benchmarks.lateness BEFORE
+git worktree add BEFORE COMMIT; python -m benchmarks.lateness BEFORE
 
 The leader of a group of two ranks of a host, whose other member has written its frame already: so the call waits for
 nobody, and other work on the machine does not hide some nanoseconds. Time of this thread alone.

@@ -49,7 +49,7 @@ class CallTrace:
         try:
             run = self._folder / _name_of_run(session.comm, session.rank)
             recording = Recording(run, rank=session.rank, world_size=session.world_size)
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # the latter of torch's store, if rank zero has ended
             log.warning("rank %d is not traced: %s; see %s", session.rank, error, _FOLDER)
             return
         self._comm = session.comm

@@ -68,9 +68,9 @@ def lateness_of(arrivals: Iterable[tuple[Sequence[int], str, Sequence[float]]]) 
 
 
 def _lateness(rank: int, call: str, late: Sequence[float]) -> Lateness:
-    recent = late[0]
-    for each in late:
-        recent += _WEIGHT * (each - recent)
+    recent = 0.0
+    for number, each in enumerate(late, 1):
+        recent += max(_WEIGHT, 1 / number) * (each - recent)  # at first a mean: the first call is often special
     mean = statistics.fmean(late)
     return Lateness(
         rank=rank,

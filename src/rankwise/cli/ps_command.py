@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 import click
 
-from rankwise._trace.lateness import milliseconds
 from rankwise.cli.printing import echo, output_errors
 from rankwise.errors import MissingDependencyError
 
@@ -114,6 +113,8 @@ class _Rank:
     where: str
 
     def row(self) -> tuple[str, ...]:
+        from rankwise._trace.lateness import milliseconds  # noqa: PLC0415 - not needed for --help
+
         memory = f"{self.memory / (1 << 20):.0f} MiB"
         age = _duration(self.seconds)
         late = "-" if self.late is None else milliseconds(self.late)
