@@ -1,6 +1,6 @@
 """What `rankwise bench` measures, beside `torch.utils.benchmark` for the same calls: alternating in one run.
 
-python -m benchmarks.bench_command [--ranks 2] [--rounds 200]
+python -m benchmarks.bench_command [--ranks 2] [--rounds 100]
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch.utils.benchmark import Timer
 import rankwise as rw
 from rankwise._bench.measuring import OURS, Call, timed
 
-BLOCK_SECONDS = 0.005
+BLOCK_SECONDS = 0.02
 
 
-def compare(call: Call, rounds: int) -> tuple[float, float]:
-    """Collective. Return the seconds of a call by both, on the slowest rank: of as many calls in a block, in turn."""
+def compare(call: Call, rounds: int) -> tuple[float, float, float]:
+    """Collective. Return the seconds of a call by both, on the slowest rank, and their ratio: blocks of as many calls, in turn."""
     timer, device = Timer("call()", globals={"call": call}), torch.device("cpu")
-    trial = rw.all_reduce(timer.timeit(20).mean, "max")
+    trial = rw.all_reduce(timed(OURS, call, 20, device).min().item(), "max")
     number = max(1, int(BLOCK_SECONDS / trial))
     sides: list[Callable[[], float]] = [
         lambda: timed(OURS, call, number, device).mean().item(),
@@ -34,12 +34,13 @@ def compare(call: Call, rounds: int) -> tuple[float, float]:
         side = (index + index // 2) % 2  # each goes first every other time
         rw.barrier()
         means[side].append(sides[side]())
-    ours, torchs = (statistics.median(rw.all_reduce(each, "max")) for each in means)
-    return ours, torchs
+    ours, torchs = (rw.all_reduce(each, "max") for each in means)
+    ratio = statistics.median(one / two for one, two in zip(ours, torchs, strict=True))
+    return statistics.median(ours), statistics.median(torchs), ratio
 
 
-def measure(rounds: int) -> list[tuple[str, float, float]]:
-    """Collective. Return the seconds of each call by both."""
+def measure(rounds: int) -> list[tuple[str, float, float, float]]:
+    """Collective. Return the seconds of each call by both, and the ratio."""
     torch.set_num_threads(1)
     with rw.init(device="cpu"):
         small, large = torch.zeros(1 << 10), torch.zeros(1 << 20)
@@ -56,13 +57,13 @@ def measure(rounds: int) -> list[tuple[str, float, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--rounds", type=int, default=200)
+    parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
     print(
         f"load {os.getloadavg()[0]:.0f}\n\n| call | rankwise bench, us | Timer, us | ratio |\n| --- | --- | --- | --- |"
     )
-    for name, ours, torchs in rw.launch(measure, options.rounds, nproc=options.ranks)[0]:
-        print(f"| {name} | {ours * 1e6:.1f} | {torchs * 1e6:.1f} | {ours / torchs:.3f} |")
+    for name, ours, torchs, ratio in rw.launch(measure, options.rounds, nproc=options.ranks)[0]:
+        print(f"| {name} | {ours * 1e6:.1f} | {torchs * 1e6:.1f} | {ratio:.3f} |")
 
 
 if __name__ == "__main__":

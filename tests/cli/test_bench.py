@@ -32,7 +32,7 @@ from tests.session.worlds import clean_environ
 from tests.tables import each_row
 
 PROGRAM = Path(__file__).parent / "programs" / "bench_rank.py"
-QUICK = ("--max", "64", "--seconds", "0")
+QUICK = ("--maxbytes", "64", "--seconds", "0")
 ROW = Row(
     collective="all_reduce", size=1024, count=256, type="float32", op="sum", by="rankwise", time_us=10.0, algbw=0.1,
     busbw=0.15, p50_us=9.0, p99_us=20.0, limit=5.0, calls=100, ranks=4, hosts=1, backend="gloo", device="cpu",
@@ -67,7 +67,7 @@ NCCL: list[tuple[str, int, int, float]] = [
 
 def test_each_collective_is_measured_on_ranks_started_here(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
-    ended = bench(*OPERATIONS, "-n", "4", "--min", "64", *QUICK, "--csv", str(file))
+    ended = bench(*OPERATIONS, "-n", "4", "--minbytes", "64", *QUICK, "--csv", str(file))
     assert ended.returncode == 0, ended.stderr
     rows = read(file)
     assert [row["by"] for row in rows_of(ended.stdout)] == ["rankwise", "gloo"] * len(OPERATIONS)
@@ -98,9 +98,9 @@ def test_alone_it_says_what_it_can_measure_and_without_matplotlib_what_to_instal
 
 MISUSES: list[tuple[tuple[str, ...], str]] = [
     (("all_reduc",), "'all_reduc' is none of all_reduce, broadcast"),
-    (("--max", "64Q"), "'64Q' is no number of bytes, such as 8, 64K, 64M or 1G"),
-    (("--min", "0"), "'0' is no number of bytes"),
-    (("--min", "1K", "--max", "1"), "1024 bytes are more than those of --max, 1"),
+    (("--maxbytes", "64Q"), "'64Q' is no number of bytes, such as 8, 64K, 64M or 1G"),
+    (("--minbytes", "0"), "'0' is no number of bytes"),
+    (("--minbytes", "1K", "--maxbytes", "1"), "1024 bytes are more than those of --maxbytes, 1"),
     (("--dtype", "float3"), "'float3' is not one of"),
     (("--pairs", "--csv", "x"), "--pairs measures no collectives"),
 ]
@@ -255,7 +255,7 @@ def faulty_rank(fault: str, side: str, *args: str) -> Iterator[list[subprocess.C
 @pytest.mark.parametrize("side", ["ours", "backends"])
 @pytest.mark.parametrize(("fault", "text"), [("SIGKILL", "rank 1 is gone"), ("SIGSTOP", "Missing: rank 1")])
 def test_a_lost_rank_is_named_by_the_others(fault: str, text: str, side: str) -> None:
-    with faulty_rank(fault, side, "--max", "4", "--seconds", "1", "--timeout", "20") as others:
+    with faulty_rank(fault, side, "--maxbytes", "4", "--seconds", "1", "--timeout", "20") as others:
         assert [text in ended.stderr for ended in others] == [True, True], others
         assert [ended.returncode for ended in others] == [1, 1]
 
@@ -263,7 +263,7 @@ def test_a_lost_rank_is_named_by_the_others(fault: str, text: str, side: str) ->
 @pytest.mark.slow
 def test_a_rank_with_too_little_memory_is_named_once() -> None:
     with faulty_rank("memory", "", *QUICK) as (first, third):
-        assert "choose a smaller --max: MemoryError: no memory left" in first.stderr
+        assert "choose a smaller --maxbytes: MemoryError: no memory left" in first.stderr
         assert first.stderr.startswith(f"rankwise: rank 1 on {os.uname().nodename}: all_reduce of 4 bytes does not fit")
         assert (first.stderr.count("\n"), third.stderr) == (1, "")
         assert (first.returncode, third.returncode) == (2, 2)

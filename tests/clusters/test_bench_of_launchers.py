@@ -10,7 +10,7 @@ import pytest
 from tests.clusters.test_env_of_launchers import BIN, run
 
 pytestmark = pytest.mark.slow
-BENCH = [str(BIN / "rankwise"), "bench", "all_reduce", "--max", "4", "--seconds", "0", "--timeout", "100"]
+BENCH = [str(BIN / "rankwise"), "bench", "all_reduce", "--maxbytes", "4", "--seconds", "0", "--timeout", "100"]
 
 
 def check(command: Sequence[str], **variables: str) -> None:

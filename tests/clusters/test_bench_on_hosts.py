@@ -49,7 +49,7 @@ def test_hosts_with_equal_links_are_well(tmp_path: Path) -> None:
 
 
 def test_between_hosts_the_limit_is_their_link(tmp_path: Path) -> None:
-    out = bench(tmp_path, "all_reduce --min 1M --max 1M --seconds 0.1", hosts=2, slow=1, rate=100)
+    out = bench(tmp_path, "all_reduce --minbytes 1M --maxbytes 1M --seconds 0.1", hosts=2, slow=1, rate=100)
     *_, last = out.splitlines()
     limit = float(last.split()[-1])
     assert limit == pytest.approx(100 / 8e3, rel=0.3), out  # a rate that the kernel keeps, and no measured speed

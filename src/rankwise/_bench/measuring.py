@@ -38,7 +38,7 @@ OURS: Final = "rankwise"
 _LIMIT: Final = "limit"
 _WARM_UP: Final = 5
 # Long enough that the moments at which ranks begin a block do not matter, short enough that both sides see one machine.
-_BLOCK_SECONDS: Final = 0.005
+_BLOCK_SECONDS: Final = 0.02
 _MOST_CALLS, _FEWEST_ROUNDS, _MOST_ROUNDS = 1000, 5, 1000
 # What a row may take, in sizes: two buffers, those of the copy, the result of our call, and what backends add.
 _BUFFERS: Final = 6
@@ -118,7 +118,7 @@ def measure(
         require_available(_BUFFERS * nbytes * session.topology.local_world_size)
         memory = _allocate(session, count, parts, dtype)
     except (MemoryError, RuntimeError) as error:  # torch's own are RuntimeErrors
-        problem = f"{name} of {nbytes} bytes does not fit into memory, choose a smaller --max: {summary(error)}"
+        problem = f"{name} of {nbytes} bytes does not fit into memory, choose a smaller --maxbytes: {summary(error)}"
     agree(problem)
     sides: dict[str, Call] = {OURS: partial(operation.ours, memory), where.backend: partial(operation.backends, memory)}
     if operation.has_data:
@@ -187,7 +187,7 @@ def time_calls(
     for side, call in sides.items():
         timed(side, call, _WARM_UP, device)
         barrier()
-        trial.append(timed(side, call, _WARM_UP, device).median().item())
+        trial.append(timed(side, call, _WARM_UP, device).min().item())
     slowest = [max(each, 1e-9) for each in all_reduce(trial, "max")]
     calls = [min(max(1, int(_BLOCK_SECONDS / each)), _MOST_CALLS) for each in slowest]
     of_round = sum(number * each for number, each in zip(calls, slowest, strict=True))
