@@ -21,7 +21,7 @@ BLOCK_SECONDS = 0.02
 
 
 def compare(call: Call, rounds: int) -> tuple[float, float, float]:
-    """Collective. Return the seconds of a call by both, on the slowest rank, and their ratio: blocks of as many calls, in turn."""
+    """Collective. Return the seconds of a call by both, on the slowest rank, and the ratio: equal blocks, in turn."""
     timer, device = Timer("call()", globals={"call": call}), torch.device("cpu")
     trial = rw.all_reduce(timed(OURS, call, 20, device).min().item(), "max")
     number = max(1, int(BLOCK_SECONDS / trial))

@@ -100,7 +100,7 @@ MISUSES: list[tuple[tuple[str, ...], str]] = [
     (("all_reduc",), "'all_reduc' is none of all_reduce, broadcast"),
     (("--maxbytes", "64Q"), "'64Q' is no number of bytes, such as 8, 64K, 64M or 1G"),
     (("--minbytes", "0"), "'0' is no number of bytes"),
-    (("--minbytes", "1K", "--maxbytes", "1"), "1024 bytes are more than those of --maxbytes, 1"),
+    (("--minbytes", "1K", "--maxbytes", "1"), "1024 is more than --maxbytes 1"),
     (("--dtype", "float3"), "'float3' is not one of"),
     (("--pairs", "--csv", "x"), "--pairs measures no collectives"),
 ]

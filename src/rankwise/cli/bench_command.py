@@ -47,12 +47,8 @@ def _bytes(_: click.Context, __: click.Parameter, value: str) -> int:
 )
 @click.argument("collectives", nargs=-1, metavar="[COLLECTIVE]...")
 @click.option("-n", "--nproc", type=click.IntRange(1), metavar="NUMBER", help="Start so many ranks here.")
-@click.option(
-    "--minbytes", "smallest", default="4", show_default=True, metavar="BYTES", callback=_bytes, help="First size."
-)
-@click.option(
-    "--maxbytes", "largest", default="64M", show_default=True, metavar="BYTES", callback=_bytes, help="Last size."
-)
+@click.option("--minbytes", "smallest", default="4", show_default=True, metavar="BYTES", callback=_bytes, help="Least.")
+@click.option("--maxbytes", "largest", default="64M", show_default=True, metavar="BYTES", callback=_bytes, help="Most.")
 @click.option("--dtype", type=click.Choice(_DTYPES), default=_DTYPES[0], show_default=True, help="Of the elements.")
 @click.option(
     "--seconds", type=click.FloatRange(0, _LONGEST), default=0.5, show_default=True, metavar="SECONDS",
@@ -94,9 +90,7 @@ def bench(
     if unknown := [name for name in collectives if name not in OPERATIONS]:
         raise click.BadParameter(f"{unknown[0]!r} is none of {', '.join(OPERATIONS)}", param_hint="COLLECTIVE")
     if smallest > largest:
-        raise click.BadParameter(
-            f"{smallest} bytes are more than those of --maxbytes, {largest}", param_hint="--minbytes"
-        )
+        raise click.BadParameter(f"{smallest} is more than --maxbytes {largest}", param_hint="--minbytes")
     if pairs and (collectives or options["file"] or options["plot"] or options["against"]):
         raise click.UsageError("--pairs measures no collectives, and takes no --csv, --plot or --against")
     sizes = [smallest]
