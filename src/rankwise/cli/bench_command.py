@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Final
 import click
 
 from rankwise._dependencies import require_torch
-from rankwise.cli.env_tables import is_terminal
 from rankwise.cli.printing import echo
 from rankwise.errors import InvalidArgumentError, RankFailedError, printable
 
@@ -228,6 +227,8 @@ def _name_slow(session: Session, say: Say, tolerance: float) -> bool:
 @contextlib.contextmanager
 def _bar(total: int, *, is_shown: bool) -> Iterator[Callable[[str], None]]:
     """Yield what is called after each row: on a terminal, with rich, it moves a bar below the rows."""
+    from rankwise.cli.env_tables import is_terminal  # noqa: PLC0415 - other commands do without what it imports
+
     if not is_shown or not is_terminal() or importlib.util.find_spec("rich") is None:
         yield _nothing
         return
