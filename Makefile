@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest --numprocesses $(WORKERS) --maxprocesses 4 --d
 TESTS :=
 SEED := $(shell date +%s)
 
-.PHONY: demo test test-slow test-accelerator soak check docs docs-check format bench clean
+.PHONY: demo test test-slow test-rare test-accelerator soak check docs docs-check format bench clean
 
 demo: $(VENV)/.demo
 	$(BIN)/rankwise launch -n 4 examples/digits.py --device cpu
@@ -18,12 +18,15 @@ test: $(VENV)/.installed
 	$(PYTEST) -m "not slow" $(TESTS)
 
 test-slow: $(VENV)/.installed
-	$(PYTEST) -m slow $(TESTS)
+	$(PYTEST) -m "slow and not rare" $(TESTS)
+
+test-rare: $(VENV)/.installed
+	$(PYTEST) -m rare $(TESTS)
 
 # On a simulated accelerator, which is built here once; it takes g++, and a minute.
 test-accelerator: $(VENV)/.installed
 	$(BIN)/python -m tests.accelerator.build .simdev
-	PYTHONPATH=$(CURDIR)/.simdev $(PYTEST) $(if $(TESTS),$(TESTS),tests/accelerator tests/gpu)
+	PYTHONPATH=$(CURDIR)/.simdev $(PYTEST) -m "not rare" $(if $(TESTS),$(TESTS),tests/accelerator tests/gpu)
 
 soak: $(VENV)/.installed
 	$(PYTEST) -m soak --soak-seed $(SEED) $(TESTS)

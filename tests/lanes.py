@@ -12,13 +12,22 @@ from rankwise.testing._plugin.marker import SERIAL, read_marker, world_size_of
 SEED = 0
 
 
-def variants(values: Iterable[Any], *, fast: Container[Any]) -> list[Any]:
-    """Return the values of a parameter, all but those in `fast` marked as slow; tuples are values of several."""
-    return [value if value in fast else pytest.param(*_as_tuple(value), marks=pytest.mark.slow) for value in values]
+def variants(values: Iterable[Any], *, fast: Container[Any] = (), slow: Container[Any] | None = None) -> list[Any]:
+    """Return the values of a parameter, each in its lane; tuples are values of several.
 
+    Args:
+        values: All values.
+        fast: Those that are not marked.
+        slow: Those marked as slow, by default all others. What is in neither is marked as rare.
+    """
 
-def _as_tuple(value: Any) -> tuple[Any, ...]:
-    return value if isinstance(value, tuple) else (value,)
+    def in_its_lane(value: Any) -> Any:
+        if value in fast:
+            return value
+        mark = pytest.mark.slow if slow is None or value in slow else pytest.mark.rare
+        return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
+
+    return [in_its_lane(value) for value in values]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,7 +55,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
-    """Mark tests in ranks as slow in large worlds, or in those of the sizes that the module or the test names."""
+    """Mark tests as slow: rare ones, and those in large worlds, or in those of sizes that the module or test names."""
+    if item.get_closest_marker("rare") is not None:
+        item.add_marker("slow")
     ranks, mark = read_marker(item), item.get_closest_marker("slow_with_ranks")
     if ranks is None or (mark is None and 2 not in ranks.sizes):
         return
