@@ -20,6 +20,7 @@ def check(command: Sequence[str], **variables: str) -> None:
     assert [row.split()[5] for row in rows] == ["rankwise", "gloo"]
 
 
+@pytest.mark.rare
 def test_bench_under_mpirun(mpirun: tuple[str, ...]) -> None:
     check([*mpirun, "-n", "2"])
 
@@ -28,9 +29,11 @@ def test_bench_under_torchrun(tmp_path: Path) -> None:
     check([str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--no-python"], TMPDIR=str(tmp_path))
 
 
+@pytest.mark.rare
 def test_bench_under_rankwise_launch() -> None:
     check([str(BIN / "rankwise"), "launch", "-n", "2", "--no-prefix", "--no-python"])
 
 
+@pytest.mark.rare
 def test_bench_under_srun(cluster: dict[str, str]) -> None:
     check(["srun", "-N1", "-n2"], **cluster)

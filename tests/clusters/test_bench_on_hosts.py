@@ -42,6 +42,7 @@ def test_a_host_that_sends_slowly_is_named_alone(tmp_path: Path, seed: int) -> N
     assert named == [f"node{slow}"], out
 
 
+@pytest.mark.rare
 def test_hosts_with_equal_links_are_well(tmp_path: Path) -> None:
     out = bench(tmp_path, "--pairs", hosts=4)
     assert "SLOW" not in out

@@ -10,6 +10,7 @@ import pytest
 
 from rankwise._doctor.checks import CHECKS
 from tests.clusters.test_env_of_launchers import BIN, run
+from tests.lanes import variants
 
 pytestmark = pytest.mark.slow
 DOCTOR = [str(BIN / "rankwise"), "doctor"]
@@ -26,19 +27,23 @@ def check(command: Sequence[str], size: int, **variables: str) -> None:
     assert list(dict.fromkeys(one["check"] for one in found["findings"])) == [*CHECKS, "join"]
 
 
+@pytest.mark.rare
 def test_doctor_under_mpirun(mpirun: tuple[str, ...]) -> None:
     check([*mpirun, "-n", "2"], 2)
 
 
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
 def test_variables_of_another_run_under_mpirun_are_named(mpirun: tuple[str, ...]) -> None:
     out = run([*mpirun, "-n", "2", *DOCTOR], RANK="0", WORLD_SIZE="1")
     assert "RANK=0 and WORLD_SIZE=1 are set, but" in out
 
 
+@pytest.mark.rare
 def test_doctor_under_torchrun(tmp_path: Path) -> None:
     check([str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--no-python"], 2, TMPDIR=str(tmp_path))
 
 
+@pytest.mark.rare
 def test_doctor_under_rankwise_launch() -> None:
     check([str(BIN / "rankwise"), "launch", "-n", "2", "--no-prefix", "--no-python"], 2)
 

@@ -36,18 +36,18 @@ def run(command: Sequence[str], **variables: str) -> str:
     return ended.stdout
 
 
-@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], fast=["openmpi"]), indirect=True)
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], fast=["openmpi"], slow=[]), indirect=True)
 def test_all_under_mpirun(mpirun: tuple[str, ...]) -> None:
     check([*mpirun, "-n", "3"], "mpich" if len(mpirun) == 1 else "openmpi", 3)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_all_under_torchrun(tmp_path: Path) -> None:
     command = [str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--no-python"]
     check(command, "torchrun", 2, TMPDIR=str(tmp_path))
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_all_under_rankwise_launch() -> None:
     check([str(BIN / "rankwise"), "launch", "-n", "2", "--no-prefix", "--no-python"], "rankwise", 2)
 
@@ -57,7 +57,7 @@ def test_all_under_srun(cluster: dict[str, str]) -> None:
     check(["srun", "-N1", "-n3"], "slurm", 3, **cluster)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
 def test_all_under_mpirun_without_a_rank(mpirun: tuple[str, ...]) -> None:
     """One of the processes does not take part: an error that names it on all others, in bounded time."""
     skip = ["sh", "-c", '[ "${PMI_RANK:-$OMPI_COMM_WORLD_RANK}" = 1 ] || exec "$@"', "sh"]

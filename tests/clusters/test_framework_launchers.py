@@ -47,6 +47,7 @@ def test_accelerate_launch(tmp_path: Path) -> None:
     check(started([str(BIN / "accelerate"), "launch", *options, f"--main_process_port={free_port()}", JOIN], tmp_path))
 
 
+@pytest.mark.rare
 def test_accelerate_launch_of_one_process_is_a_world_of_one(tmp_path: Path) -> None:
     options = ("--cpu", "--num_processes=1", "--num_machines=1", "--mixed_precision=no", "--dynamo_backend=no")
     (rank,) = started([str(BIN / "accelerate"), "launch", *options, JOIN], tmp_path)

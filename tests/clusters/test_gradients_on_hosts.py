@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import HERE, needs_namespaces, on_two_hosts
+from tests.lanes import variants
 
 PROGRAM = str(HERE / "programs" / "gradients.py")
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("size", [4, 3])
+@pytest.mark.parametrize("size", variants([4, 3], slow=[3]))
 def test_training_is_that_of_one_process(tmp_path: Path, size: int) -> None:
     """With two ranks on each host, and with one on the last."""
     start = 'RANK=$((2 * HOST + LOCAL)) WORLD_SIZE=$0 MASTER_ADDR=left MASTER_PORT=29500 "$PYTHON" "$@" &'

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import BIN, needs_namespaces, on_two_hosts
+from tests.lanes import variants
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -43,13 +44,16 @@ def reports(folder: Path, launcher: str, arguments: str, *, before: str = "", bo
     return [(folder / f"{host}.err").read_text() for host in (0, 1)]
 
 
+CASES = [
+    (LAUNCH, "rank 0 on left", "lock", "ddp", "rank 1 on left; ranks 2-3 on right"),
+    (TORCHRUN, "rank 2 on right", "stopped", "torch", "ranks 0-1 on left; rank 3 on right"),
+    (ONE_EACH, "rank 1 on right", "skips", "adopted", "rank 0 on left"),
+]
+
+
 @pytest.mark.parametrize(
     ("launcher", "missing", "how", "collective", "waiting"),
-    [
-        (LAUNCH, "rank 0 on left", "lock", "ddp", "rank 1 on left; ranks 2-3 on right"),
-        (TORCHRUN, "rank 2 on right", "stopped", "torch", "ranks 0-1 on left; rank 3 on right"),
-        (ONE_EACH, "rank 1 on right", "skips", "adopted", "rank 0 on left"),
-    ],
+    variants(CASES, slow=CASES[:1]),
     ids=["rankwise", "torchrun", "one rank each"],
 )
 def test_one_report_for_two_hosts(
@@ -75,6 +79,7 @@ def test_hosts_that_are_cut_off_report_each_for_itself(tmp_path: Path) -> None:
     assert "no answer from left (ranks 0-1): its processes are stopped, or the host or the network" in right
 
 
+@pytest.mark.rare
 def test_a_host_without_a_watch_is_named(tmp_path: Path) -> None:
     text, _ = reports(tmp_path, TORCHRUN, "3 stopped torch $((4 - 4 * HOST))")
     assert "no answer from right (ranks 2-3): no process watches it: RANKWISE_HANG_SECONDS is not set there" in text

@@ -25,7 +25,7 @@ until [ -e "$2/0.seen" ] && [ -e "$2/1.seen" ]; do sleep 0.1; done
 """
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_task_of_slurm_that_does_not_come_is_named(cluster: dict[str, str]) -> None:
     injection = Injection(launcher="srun", victim=2, how="loader", workers=1, start="forkserver")
     with hanging(injection, **cluster) as pid:

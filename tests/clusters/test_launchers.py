@@ -57,7 +57,7 @@ def test_mpirun(mpirun: tuple[str, ...]) -> None:
     assert all(place["node_rank"] == 0 for place in places)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_mpichs_other_launcher() -> None:
     """It sets the rank and the number of ranks alone, as Hydra did up to MPICH 3.2."""
     address = ["-genv", "MASTER_ADDR", "localhost", "-genv", "MASTER_PORT", str(free_port())]
@@ -66,7 +66,7 @@ def test_mpichs_other_launcher() -> None:
     assert sorted(place["local_rank"] for place in places) == [0, 1, 2]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
 def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], tmp_path: Path) -> None:
     """The innermost is the one that is believed, although its ranks have the variables of both."""
     # Each process writes a file of its own: a launcher may mix what its ranks write.
@@ -100,13 +100,13 @@ def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], 
     assert found == [({"rankwise"}, [(0, 1)]), ({"torchrun"}, both), ({inner}, both)]
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
 def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
     """Ranks wrapped in shells have other parents, and still meet."""
     check(run([*mpirun, "-n", "2", "sh", "-c", f"true; {PYTHON} {JOIN}; true"]), 2)
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
 def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
     both = [
         subprocess.Popen([*mpirun, "-n", "2", PYTHON, JOIN], env=clean_environ(), stdout=subprocess.PIPE, text=True)
@@ -123,7 +123,7 @@ def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
             process.communicate()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_srun_on_one_node(cluster: dict[str, str]) -> None:
     places = run(["srun", "-N1", "-n3", PYTHON, JOIN], **cluster)
     check(places, 3)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.clusters.hosts import BIN
 from tests.clusters.mpi import MPIS
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PAGE = (Path(__file__).parents[2] / "docs" / "launchers.md").read_text()
@@ -56,8 +57,7 @@ def test_every_block_has_a_command_that_starts_the_script() -> None:
         assert all(re.search(r"train\.py$|rankwise env --all$", command) for command in commands(section)), section
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("section", INSTALLED)
+@pytest.mark.parametrize("section", variants(INSTALLED, slow={"rankwise launch"}))
 def test_on_one_host(section: str, tmp_path: Path) -> None:
     if section == "Accelerate" and shutil.which("accelerate", path=str(BIN)) is None:
         pytest.skip("accelerate is not installed")
@@ -71,7 +71,7 @@ def test_on_one_host(section: str, tmp_path: Path) -> None:
             assert f"trained on {list(range(8 if '-n 8' in command else 2))}" in output
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_under_slurm(cluster: dict[str, str], tmp_path: Path) -> None:
     (local,) = (command for command in commands("Slurm") if not ON_OTHER_HOSTS.search(command))
     assert "trained on [0, 1]" in run(local, tmp_path, **cluster)

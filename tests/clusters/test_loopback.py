@@ -44,7 +44,7 @@ def addresses(process: subprocess.Popen[str]) -> set[str]:
     return set(out.split())
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_host_is_far(tmp_path: Path) -> None:
     """By default gloo listens on an address of the network, and the tests below would find such a listener."""
     program = (
@@ -75,13 +75,13 @@ def test_launched_ranks_listen_on_loopback_only(tmp_path: Path) -> None:
     assert found <= LOOPBACK
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_alone_listens_on_loopback_only(tmp_path: Path) -> None:
     found = addresses(on_far_host(tmp_path, sys.executable, LISTENERS))
     assert found <= LOOPBACK
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_rank_that_waits_is_not_connected_to_itself() -> None:
     """As may happen where rank zero's port is in the range from which connections get theirs; it has then to wait."""
     port = 35118

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import BIN, HERE, needs_namespaces, on_two_hosts
-from tests.lanes import SEED
+from tests.lanes import SEED, variants
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -54,7 +54,7 @@ def test_a_host_that_is_cut_off_ends_both_sides(tmp_path: Path) -> None:
         assert re.search(rf"host {number} \({name}\) is lost: nothing was heard of it for \d s", messages), messages
 
 
-@pytest.mark.parametrize(("number", "name"), [(0, "left"), (1, "right")])
+@pytest.mark.parametrize(("number", "name"), variants([(0, "left"), (1, "right")], slow=[(0, "left")]))
 def test_a_host_whose_launcher_is_killed_ends_the_other(tmp_path: Path, number: int, name: str) -> None:
     """That of the first host takes the store with it."""
     seconds, statuses, messages = lose(tmp_path, STATIC, KILL, number)
@@ -77,6 +77,7 @@ def test_the_host_that_is_left_goes_on(seed: int, tmp_path: Path) -> None:
     assert re.search(said, messages), messages
 
 
+@pytest.mark.rare
 @pytest.mark.soak(20)
 def test_a_cut_at_any_moment_ends_both_sides(seed: int, tmp_path: Path) -> None:
     """Also while the launchers meet, or the ranks join."""

@@ -10,6 +10,7 @@ import pytest
 
 from tests.clusters.test_launchers import run
 from tests.compat.adapted import PROGRAMS
+from tests.lanes import variants
 
 TORCHRUN = str(Path(sys.executable).with_name("torchrun"))
 JOIN = str(PROGRAMS / "join_mmcv.py")
@@ -29,12 +30,13 @@ def check(reports: list[dict[str, Any]], size: int) -> None:
     assert len({(report["MASTER_ADDR"], report["MASTER_PORT"]) for report in reports}) == 1
 
 
-@pytest.mark.parametrize("launcher", ["pytorch", "auto"])
+@pytest.mark.parametrize("launcher", variants(["pytorch", "auto"], slow=["auto"]))
 def test_torchrun(launcher: str) -> None:
     check(run([TORCHRUN, "--standalone", "--nproc-per-node=2", JOIN, launcher]), 2)
 
 
-@pytest.mark.parametrize("launcher", ["mpi", "auto"])
+@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
+@pytest.mark.parametrize("launcher", variants(["mpi", "auto"], slow=["mpi"]))
 def test_mpirun(mpirun: tuple[str, ...], launcher: str) -> None:
     """The original knows Open MPI alone, and does not join under that either."""
     reports = run([*mpirun, "-n", "3", sys.executable, JOIN, launcher])
@@ -42,7 +44,7 @@ def test_mpirun(mpirun: tuple[str, ...], launcher: str) -> None:
     assert sorted(report["LOCAL_RANK"] for report in reports) == ["0", "1", "2"]
 
 
-@pytest.mark.parametrize("launcher", ["slurm", "auto"])
+@pytest.mark.parametrize("launcher", variants(["slurm", "auto"], slow=["slurm"]))
 def test_srun(cluster: dict[str, str], launcher: str) -> None:
     """On two nodes of different size, where the original's local ranks are wrong."""
     reports = run(
@@ -52,6 +54,7 @@ def test_srun(cluster: dict[str, str], launcher: str) -> None:
     assert [report["LOCAL_RANK"] for report in reports] == ["0", "1", "0"]
 
 
+@pytest.mark.rare
 def test_srun_with_a_timeout_and_a_port(cluster: dict[str, str]) -> None:
     """The original takes no timeout under Slurm; its ranks may choose a port each."""
     options = '{"port": 23458, "seconds": 40, "backend": "gloo"}'

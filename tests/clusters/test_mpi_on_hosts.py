@@ -9,14 +9,16 @@ import pytest
 
 from tests.clusters.hosts import PLACED, SHOW, check_places, check_reports, from_left, needs_namespaces, places
 from tests.clusters.mpi import MPIS, Mpi
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 pytestmark = pytest.mark.slow
 
-every_mpi = pytest.mark.parametrize("mpi", MPIS, indirect=True)
+every_mpi = pytest.mark.parametrize("mpi", variants(MPIS, slow={"openmpi-5", "mpich-5"}), indirect=True)
 # Those whose library mpi4py can load by its name.
-with_mpi4py = pytest.mark.parametrize("mpi", ["openmpi-5", "mpich-5", "openmpi-4", "intel"], indirect=True)
-one_of_each = pytest.mark.parametrize("mpi", ["openmpi-5", "mpich-5"], indirect=True)
+WITH_MPI4PY = ["openmpi-5", "mpich-5", "openmpi-4", "intel"]
+with_mpi4py = pytest.mark.parametrize("mpi", variants(WITH_MPI4PY, slow={"openmpi-5", "mpich-5"}), indirect=True)
+one_of_each = pytest.mark.parametrize("mpi", variants(["openmpi-5", "mpich-5"], slow={"openmpi-5"}), indirect=True)
 
 
 def through_mpi4py(mpi: Mpi) -> list[str]:
@@ -24,7 +26,7 @@ def through_mpi4py(mpi: Mpi) -> list[str]:
     return [*mpi.sets("MPI4PY_LIBMPI", mpi.library)]
 
 
-@every_mpi
+@pytest.mark.parametrize("mpi", variants(MPIS, slow={"intel"}), indirect=True)
 def test_on_one_host(mpi: Mpi) -> None:
     command = [*mpi.command, *mpi.crowded, "-n", "3", *SHOW]
     ended = subprocess.run(command, env=clean_environ(), capture_output=True, text=True, timeout=200, check=False)
@@ -35,7 +37,7 @@ def test_on_one_host(mpi: Mpi) -> None:
 
 @needs_namespaces
 @every_mpi
-@pytest.mark.parametrize("interleaved", [False, True], ids=["blocks", "interleaved"])
+@pytest.mark.parametrize("interleaved", variants([False, True], slow=[True]), ids=["blocks", "interleaved"])
 def test_on_two_hosts_with_an_address(mpi: Mpi, tmp_path: Path, interleaved: bool) -> None:
     address = [*mpi.sets("MASTER_ADDR", "left"), *mpi.sets("MASTER_PORT", "29500")]
     start = mpi.in_turn() if interleaved else mpi.on_two(2, 1)
@@ -46,7 +48,7 @@ def test_on_two_hosts_with_an_address(mpi: Mpi, tmp_path: Path, interleaved: boo
 
 @needs_namespaces
 @with_mpi4py
-@pytest.mark.parametrize("interleaved", [False, True], ids=["blocks", "interleaved"])
+@pytest.mark.parametrize("interleaved", variants([False, True], slow=[True]), ids=["blocks", "interleaved"])
 def test_on_two_hosts_through_mpi4py(mpi: Mpi, tmp_path: Path, interleaved: bool) -> None:
     pytest.importorskip("mpi4py")
     start = mpi.in_turn() if interleaved else mpi.on_two(2, 1)
@@ -57,7 +59,7 @@ def test_on_two_hosts_through_mpi4py(mpi: Mpi, tmp_path: Path, interleaved: bool
 
 @needs_namespaces
 @one_of_each
-@pytest.mark.parametrize("early", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("early", variants([False, True], slow=[True]), ids=["before", "after"])
 def test_groups_of_nodes_where_the_program_uses_mpi_or_not(mpi: Mpi, tmp_path: Path, early: bool) -> None:
     """MPI is not initialised in a program that has not done so; in one that has, it goes on to work."""
     pytest.importorskip("mpi4py")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import BIN, HERE, PLACED, check_places, needs_namespaces, on_two_hosts, places
+from tests.lanes import variants
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -50,13 +51,17 @@ def test_hosts_whose_own_names_are_of_loopback(tmp_path: Path) -> None:
     joined_on(tmp_path, f'exec {OWN_NAMES} {LAUNCH} {C10D.format("left.lan", 60)} "$1"')
 
 
+@pytest.mark.rare
 def test_hosts_that_know_no_name_of_the_other(tmp_path: Path) -> None:
     """Torch takes the host of the endpoint for another one, since its name is of loopback."""
     give_names(tmp_path, UNKNOWN)
     joined_on(tmp_path, f'exec {OWN_NAMES} {LAUNCH} {C10D.format("10.9.9.1", 60)} "$1"')
 
 
-@pytest.mark.parametrize("start", [f'exec {LAUNCH} {STATIC.format("left", 60)} "$1"', PLAIN], ids=["launch", "plain"])
+STARTS = [f'exec {LAUNCH} {STATIC.format("left", 60)} "$1"', PLAIN]
+
+
+@pytest.mark.parametrize("start", variants(STARTS, slow=[PLAIN]), ids=["launch", "plain"])
 def test_hosts_with_an_interface_that_leads_nowhere(tmp_path: Path, start: str) -> None:
     """The names have its address first, where gloo would listen."""
     joined_on(tmp_path, SECOND + start, LOOPBACK + TWO_ADDRESSES)
@@ -66,6 +71,7 @@ def test_hosts_with_ipv6_alone(tmp_path: Path) -> None:
     joined_on(tmp_path, f'{ONLY_IPV6} exec {LAUNCH} {C10D.format("[fd00::1]", 60)} "$1"')
 
 
+@pytest.mark.rare
 def test_hosts_whose_name_server_does_not_answer(tmp_path: Path) -> None:
     """Torch's stores look up the name of each connection's address; here that takes 1 s."""
     silent = HERE / "programs" / "silent_port.py"
@@ -73,7 +79,10 @@ def test_hosts_whose_name_server_does_not_answer(tmp_path: Path) -> None:
     joined_on(tmp_path, f"{shell} kill $server; exit $status")
 
 
-@pytest.mark.parametrize("options", [STATIC.format("left", 3), C10D.format("left", 3)], ids=["static", "c10d"])
+HEADS = [STATIC.format("left", 3), C10D.format("left", 3)]
+
+
+@pytest.mark.parametrize("options", variants(HEADS, slow=HEADS[:1]), ids=["static", "c10d"])
 def test_a_name_that_is_of_loopback_on_another_host_is_named(tmp_path: Path, options: str) -> None:
     shell = f'if [ $HOST = 0 ]; then exit; fi; {LAUNCH} {options} "$1"; echo "ended with $?"'
     ended = on_two_hosts(tmp_path, shell, PLACED, names=f"{LOOPBACK}127.0.1.1 left right\n")

@@ -16,6 +16,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 pytestmark = pytest.mark.slow
@@ -101,9 +102,12 @@ def test_the_numbers_are_those_of_a_launch_on_this_host(ray_cluster: RayCluster)
     assert run(ray_cluster, "digits") == json.loads(here.stdout.splitlines()[-1])
 
 
+FAILURES = [("raise", 1, "raised ValueError: no data"), ("kill", -signal.SIGKILL, "was killed by SIGKILL")]
+
+
 @pytest.mark.parametrize(
     ("how", "exitcode", "message"),
-    [("raise", 1, "raised ValueError: no data"), ("kill", -signal.SIGKILL, "was killed by SIGKILL")],
+    variants(FAILURES, slow=FAILURES[:1]),
 )
 def test_a_rank_fails(ray_cluster: RayCluster, how: str, exitcode: int, message: str) -> None:
     error = run(ray_cluster, how)

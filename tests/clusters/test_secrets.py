@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import BIN, HERE, PLACED, check_places, needs_namespaces, on_two_hosts, places
+from tests.lanes import variants
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -15,11 +16,12 @@ TEXT = "0123456789abcdef0123456789abcdef"
 ALONE = f"{BIN / 'rankwise'} launch -n 2 --no-prefix "
 LAUNCH = f"{ALONE} --nnodes 2 "
 STATIC = "--node-rank $HOST --master-addr left --rdzv-conf timeout=60 "
+C10D = "--rdzv-backend c10d --rdzv-endpoint left:29400 "
 CROWD = HERE / "programs" / "crowd.py"
 STRANGER = str(HERE / "programs" / "stranger.py")
 
 
-@pytest.mark.parametrize("options", [STATIC, "--rdzv-backend c10d --rdzv-endpoint left:29400 "], ids=["static", "c10d"])
+@pytest.mark.parametrize("options", variants([STATIC, C10D], slow=[C10D]), ids=["static", "c10d"])
 def test_hosts_with_a_secret_are_one_world(tmp_path: Path, options: str) -> None:
     ended = on_two_hosts(tmp_path, f'exec {LAUNCH} {options} "$1"', PLACED, RANKWISE_SECRET=TEXT)
     found = places(ended)
@@ -34,7 +36,7 @@ def test_hosts_without_one_are_warned_once(tmp_path: Path) -> None:
     assert ended.stderr.count("the hosts of this job have no secret") == 1
 
 
-@pytest.mark.parametrize("start", ["launch", "plain"])
+@pytest.mark.parametrize("start", variants(["launch", "plain"], slow=["launch"]))
 def test_a_host_with_another_secret_is_an_error_on_both(tmp_path: Path, start: str) -> None:
     command = f'{LAUNCH} {STATIC} "$1"'
     if start == "plain":
@@ -47,14 +49,14 @@ def test_a_host_with_another_secret_is_an_error_on_both(tmp_path: Path, start: s
     assert TEXT[::-1] not in ended.stderr
 
 
-@pytest.mark.parametrize("attack", ["write", "offer", "connect"])
+@pytest.mark.parametrize("attack", variants(["write", "offer", "connect"], slow=["write", "offer"]))
 def test_another_user_of_two_hosts_runs_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
     said, statuses = meddled_with(tmp_path, attack, f"{LAUNCH} {STATIC}", "left")
     assert statuses == [0, 0] or ("rankwise: " in said and 0 not in statuses), said
     assert attack != "connect" or statuses == [0, 0], said
 
 
-@pytest.mark.parametrize("attack", ["write", "offer"])
+@pytest.mark.parametrize("attack", variants(["write", "offer"], slow=["write"]))
 def test_another_user_of_one_host_runs_no_code_in_ranks(tmp_path: Path, attack: str) -> None:
     """Nothing is signed there: the kernel tells whose the other end of a connection is."""
     said, statuses = meddled_with(tmp_path, attack, f"[ $HOST = 1 ] || {ALONE}")

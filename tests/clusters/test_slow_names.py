@@ -16,7 +16,7 @@ from tests.session.worlds import PROGRAMS, clean_environ, free_port
 HERE = Path(__file__).parent
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(
     os.geteuid() != 0 or not all(map(shutil.which, ("unshare", "ip", "mount"))),
     reason="not root, or no unshare, ip or mount: a network namespace cannot be made",

@@ -14,6 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 pytestmark = pytest.mark.slow
@@ -64,12 +65,15 @@ def test_the_numbers_are_those_of_a_launch_on_this_host(cluster: dict[str, str],
     assert run(cluster, tmp_path, "digits") == json.loads(here.stdout.splitlines()[-1])
 
 
+FAILURES = [
+    ("raise", 1, "rank 2 of 4 on node1 raised ValueError: no data"),
+    ("kill", -signal.SIGKILL, "rank 2 of 4 on node1 was killed by SIGKILL"),
+]
+
+
 @pytest.mark.parametrize(
     ("how", "exitcode", "message"),
-    [
-        ("raise", 1, "rank 2 of 4 on node1 raised ValueError: no data"),
-        ("kill", -signal.SIGKILL, "rank 2 of 4 on node1 was killed by SIGKILL"),
-    ],
+    variants(FAILURES, slow=FAILURES[1:]),
 )
 def test_a_rank_fails(cluster: dict[str, str], tmp_path: Path, how: str, exitcode: int, message: str) -> None:
     error = run(cluster, tmp_path, how)
@@ -104,6 +108,7 @@ def test_ctrl_c_cancels_the_job(cluster: dict[str, str], tmp_path: Path) -> None
     assert not any(map(psutil.pid_exists, ranks))
 
 
+@pytest.mark.rare
 def test_a_job_that_cannot_be_recorded_is_cancelled(cluster: dict[str, str], tmp_path: Path) -> None:
     error = run(cluster, tmp_path, "full disk", str(tmp_path))
     assert (error["kind"], "No space left" in error["message"]) == ("OSError", True)
@@ -121,6 +126,7 @@ def test_another_cancels_the_job(cluster: dict[str, str], tmp_path: Path) -> Non
     until(lambda: not any(map(psutil.pid_exists, ranks)))
 
 
+@pytest.mark.rare
 def test_a_node_is_drained_and_then_goes_down(cluster: dict[str, str], tmp_path: Path) -> None:
     process, ranks = start(cluster, tmp_path)
     try:
@@ -137,6 +143,7 @@ def test_a_node_is_drained_and_then_goes_down(cluster: dict[str, str], tmp_path:
     until(lambda: not any(map(psutil.pid_exists, ranks)))
 
 
+@pytest.mark.rare
 def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, str], tmp_path: Path) -> None:
     process, _ = start(cluster, tmp_path, "requeue")
     slurm(cluster, "scancel", "--signal=USR2", slurm(cluster, "squeue", "-h", "-o", "%i").strip())
@@ -144,7 +151,7 @@ def test_a_job_is_requeued_after_the_signal_before_its_limit(cluster: dict[str, 
     assert json.loads(out) == [[rank, 1] for rank in range(4)], errors
 
 
-@pytest.mark.parametrize("reason", ["signal", "limit"])
+@pytest.mark.parametrize("reason", variants(["signal", "limit"], slow=["signal"]))
 def test_a_job_is_requeued_whose_ranks_have_stopped_and_returned(
     cluster: dict[str, str], tmp_path: Path, reason: str
 ) -> None:

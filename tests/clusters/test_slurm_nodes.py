@@ -13,6 +13,7 @@ import pytest
 
 from tests.clusters.hosts import BIN, SHOW, check_topology, topology_of
 from tests.clusters.mpi import MPIS, Mpi
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 pytestmark = pytest.mark.slow
@@ -45,15 +46,18 @@ def check(out: str, launcher: str, sizes: Sequence[int]) -> list[str]:
     return nodes
 
 
+PLACEMENTS = [
+    ("-N2 --ntasks-per-node=2", [2, 2]),
+    ("-N2 -n3", [2, 1]),
+    ("-N4 -n7", [4, 1, 1, 1]),
+    ("-N3 -n6 -m plane=2", [1, 1, 4]),
+    ("-N1 -n3 -w node2", [3]),
+]
+
+
 @pytest.mark.parametrize(
     ("options", "sizes"),
-    [
-        ("-N2 --ntasks-per-node=2", [2, 2]),
-        ("-N2 -n3", [2, 1]),
-        ("-N4 -n7", [4, 1, 1, 1]),
-        ("-N3 -n6 -m plane=2", [1, 1, 4]),
-        ("-N1 -n3 -w node2", [3]),
-    ],
+    variants(PLACEMENTS, slow=PLACEMENTS[3:4]),
     ids=["even", "uneven", "one node full", "plane", "one node"],
 )
 def test_srun(cluster: dict[str, str], options: str, sizes: list[int]) -> None:
@@ -65,9 +69,12 @@ def test_tasks_that_are_dealt_out_in_turn(cluster: dict[str, str]) -> None:
     assert check(run(command, cluster), "slurm", [2, 2]) == ["node0", "node1", "node0", "node1"]
 
 
+STEPS = [("-N3 -n3", [0, 1, 2]), ("-N1 -n2 -w node1", [1, 1]), ("-N2 -n2 -w node[1-2]", [1, 2])]
+
+
 @pytest.mark.parametrize(
     ("options", "nodes"),
-    [("-N3 -n3", [0, 1, 2]), ("-N1 -n2 -w node1", [1, 1]), ("-N2 -n2 -w node[1-2]", [1, 2])],
+    variants(STEPS, slow=STEPS[2:]),
     ids=["all nodes", "another node", "other nodes"],
 )
 def test_a_step_of_a_job(cluster: dict[str, str], options: str, nodes: list[int]) -> None:
@@ -83,6 +90,7 @@ def test_a_heterogeneous_job(cluster: dict[str, str]) -> None:
     check(run(command, cluster), "slurm", [1, 2, 2])
 
 
+@pytest.mark.rare
 def test_a_batch_script(cluster: dict[str, str], tmp_path: Path) -> None:
     script = tmp_path / "job.sh"
     script.write_text("#!/bin/sh\n" + "srun -N2 -n3 " + " ".join(f"'{word}'" for word in PROBE) + "\n")
@@ -98,6 +106,7 @@ def test_torchrun_on_two_nodes(cluster: dict[str, str], tmp_path: Path) -> None:
     check(run(command, cluster, TMPDIR=str(tmp_path)), "torchrun", [2, 2])
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("mpi", ["openmpi-5", "openmpi-4", "mpich-5", "mpich-4"], indirect=True)
 def test_mpi_inside_of_a_job_of_one_node(mpi: Mpi, cluster: dict[str, str]) -> None:
     """Its ranks have the variables of the daemon that it has started through srun."""
@@ -107,7 +116,7 @@ def test_mpi_inside_of_a_job_of_one_node(mpi: Mpi, cluster: dict[str, str]) -> N
     check_topology([topology_of(one) for one in ranks], ["one"] * 3)
 
 
-@pytest.mark.parametrize("mpi", MPIS, indirect=True)
+@pytest.mark.parametrize("mpi", variants(MPIS, slow={"openmpi-5", "mpich-5"}), indirect=True)
 def test_mpi_inside_of_a_job_of_two_nodes(mpi: Mpi, cluster: dict[str, str]) -> None:
     """It starts its daemons through srun."""
     out = run(

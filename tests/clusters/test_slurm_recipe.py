@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import BIN
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PAGE = (Path(__file__).parents[2] / "docs" / "recipes" / "slurm.md").read_text()
@@ -46,6 +47,7 @@ def without_gpus(script: str) -> str:
     return re.sub(r" --gpus-per-node=4|#SBATCH --gpus.*\n", "", script)
 
 
+@pytest.mark.rare
 def test_the_batch_script(cluster: dict[str, str], tmp_path: Path) -> None:
     (tmp_path / "job.sh").write_text(without_gpus(PLAIN))
     (tmp_path / "train.py").write_text(
@@ -62,7 +64,7 @@ def test_the_batch_script(cluster: dict[str, str], tmp_path: Path) -> None:
     assert (tmp_path / "out").read_text().splitlines()[-1] == f"['--lr', '0.1'] {places}"
 
 
-@pytest.mark.parametrize("script", [REQUEUED, REQUEUED_BY_SRUN], ids=["launch", "srun"])
+@pytest.mark.parametrize("script", variants([REQUEUED, REQUEUED_BY_SRUN], slow=[REQUEUED]), ids=["launch", "srun"])
 def test_the_batch_script_that_requeues_itself(cluster: dict[str, str], script: str, tmp_path: Path) -> None:
     """It gets the signal of its limit from here; the second start ends by itself."""
     script = without_gpus(script).replace("-n 4", "-n 2").replace("1000000", "$((SLURM_RESTART_COUNT ? 1 : 1000000))")
@@ -81,6 +83,7 @@ def test_the_batch_script_that_requeues_itself(cluster: dict[str, str], script: 
     assert int(re.findall(r"start 1, from step (\d+)", printed())[-1]) > 1
 
 
+@pytest.mark.rare
 def test_a_submitted_script_runs_again_after_the_signal(cluster: dict[str, str], tmp_path: Path) -> None:
     """A rank that exits with an error is not finished, one that returns is: the second start returns at once."""
     program = PROGRAM.replace("int(sys.argv[1])", "(1 if rw.restart_count() else int(sys.argv[1]))")

@@ -14,7 +14,7 @@ import pytest
 from tests.session.worlds import clean_environ
 from tests.training.test_stopping_jobs import PROGRAM, SECONDS, check_stop, read_until
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.rare
 
 
 @pytest.mark.soak(7)

@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from tests.clusters.hosts import BIN, HERE
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ HOWS = {
 }
 
 
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", variants(HOWS, slow={"scancel of a step", "SIGKILL to the launcher"}))
 def test_the_end_of_a_part_is_the_end_of_all(cluster: dict[str, str], tmp_path: Path, how: str) -> None:
     """Nothing is left on any node. What ranks do at SIGTERM they do to the end, if Slurm lets them."""
     stop, status, saved, message = HOWS[how]

@@ -9,6 +9,7 @@ import pytest
 
 from tests.clusters.hosts import HERE, PLACED, check_places, needs_namespaces, places
 from tests.clusters.ssh import INTERRUPTED, LAUNCH, STEPS, output_of, over_ssh
+from tests.lanes import variants
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -17,7 +18,10 @@ ON_SSH = str(HERE / "programs" / "on_ssh.py")
 MEET = 'until [ -e "$TMPDIR/4-0-0" ] && [ -e "$TMPDIR/4-0-3" ]; do sleep 0.1; done; '
 
 
-@pytest.mark.parametrize(("hosts", "names"), [("gpu-b,gpu-a", ["right", "left"]), ("left,gpu-b", ["left", "right"])])
+HOSTS = [("gpu-b,gpu-a", ["right", "left"]), ("left,gpu-b", ["left", "right"])]
+
+
+@pytest.mark.parametrize(("hosts", "names"), variants(HOSTS, slow=HOSTS[1:]))
 def test_ranks_are_in_the_order_of_the_hosts(tmp_path: Path, hosts: str, names: list[str]) -> None:
     """With the first host over ssh, or as the launcher's own: its address is found though no name of it resolves."""
     ended = over_ssh(tmp_path, f'{LAUNCH} {hosts} --no-prefix "$1"; echo "ended with $?"', PLACED)
@@ -64,15 +68,18 @@ def test_hosts_that_cannot_be_used_are_named(tmp_path: Path) -> None:
         assert re.search(message, ended.stderr), ended.stderr
 
 
+ENDS = [
+    ("ctrl-c", 130, "leaves with KeyboardInterrupt"),
+    ("SIGKILL", -9, ""),
+    ("ssh", 1, "rankwise: host gpu-a is lost: the connection to it is lost: ssh was killed by SIGKILL"),
+    ("watchdog", 1, "rankwise: host gpu-[ab] is lost: "),
+    ("launcher", 1, "rankwise: host gpu-[ab] is lost: its launcher was killed by SIGKILL"),
+]
+
+
 @pytest.mark.parametrize(
     ("how", "status", "shown"),
-    [
-        ("ctrl-c", 130, "leaves with KeyboardInterrupt"),
-        ("SIGKILL", -9, ""),
-        ("ssh", 1, "rankwise: host gpu-a is lost: the connection to it is lost: ssh was killed by SIGKILL"),
-        ("watchdog", 1, "rankwise: host gpu-[ab] is lost: "),
-        ("launcher", 1, "rankwise: host gpu-[ab] is lost: its launcher was killed by SIGKILL"),
-    ],
+    variants(ENDS, slow=ENDS[:3]),
 )
 def test_the_end_of_the_launcher_or_a_host_ends_all(tmp_path: Path, how: str, status: int, shown: str) -> None:
     """By Ctrl-C on the terminal; SIGKILL to the command, to an ssh, to a watchdog, or to a launcher."""
@@ -84,6 +91,7 @@ def test_the_end_of_the_launcher_or_a_host_ends_all(tmp_path: Path, how: str, st
     assert re.search(shown, ended.stdout), ended.stdout
 
 
+@pytest.mark.rare
 def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
     """Even of the first one, which has the store: the launcher tells the others where they meet instead."""
     lose = f'({MEET} pkill -9 -o -x ssh; until [ -e "$TMPDIR/4-1-3" ]; do sleep 0.1; done; : > "$TMPDIR/enough") & '
@@ -94,6 +102,7 @@ def test_a_spare_takes_the_place_of_a_lost_host(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("2-*"))
 
 
+@pytest.mark.rare
 def test_the_hosts_that_are_left_go_on_if_they_are_enough(tmp_path: Path) -> None:
     lose = f'({MEET} pkill -9 -n -x ssh; until [ -e "$TMPDIR/2-1-1" ]; do sleep 0.1; done; : > "$TMPDIR/enough") & '
     launch = f'{LAUNCH} gpu-a,gpu-b --nnodes 1:2 --max-restarts 2 "$1" 100 "$TMPDIR"; echo "ended with $?"'
@@ -102,6 +111,7 @@ def test_the_hosts_that_are_left_go_on_if_they_are_enough(tmp_path: Path) -> Non
     assert re.search("host gpu-. is lost: .* was killed by SIGKILL; the ranks restart on the other hosts", ended.stderr)
 
 
+@pytest.mark.rare
 def test_a_host_that_is_cut_off_is_named_and_ends_by_itself(tmp_path: Path) -> None:
     cut = f'({MEET} ip link set left0 down) & RANKWISE_SSH="$RANKWISE_SSH -o ServerAliveInterval=1" '
     ended = over_ssh(tmp_path, f'{cut} {LAUNCH} left,gpu-b "$1" 3 "$TMPDIR"; echo "ended with $?"', STEPS)

@@ -8,6 +8,7 @@ import pytest
 
 from tests.clusters.hosts import BIN, PLACED, check_places, from_left, needs_namespaces, on_two_hosts, places
 from tests.clusters.mpi import Mpi
+from tests.lanes import variants
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
@@ -23,7 +24,7 @@ def check_trained(out: str) -> None:
     assert int(row[5]) > 350
 
 
-@pytest.mark.parametrize("options", [C10D, STATIC], ids=["c10d", "static"])
+@pytest.mark.parametrize("options", variants([C10D, STATIC], slow=[C10D]), ids=["c10d", "static"])
 def test_topology(tmp_path: Path, options: str) -> None:
     command = f'exec "{BIN}/torchrun" {options} --nproc-per-node=2 "$1"'
     found = places(on_two_hosts(tmp_path, command, PLACED))
@@ -32,12 +33,14 @@ def test_topology(tmp_path: Path, options: str) -> None:
     check_places(found, hosts)
 
 
+@pytest.mark.rare
 def test_the_example_trains(tmp_path: Path) -> None:
     ended = on_two_hosts(tmp_path, f'exec "{BIN}/torchrun" {C10D} --nproc-per-node=1 "$1" --epochs 2', DIGITS)
     assert ended.returncode == 0, ended.stderr
     check_trained(ended.stdout)
 
 
+@pytest.mark.rare
 @pytest.mark.parametrize("mpi", ["openmpi-5", "mpich-5"], indirect=True)
 def test_the_example_trains_under_mpi(mpi: Mpi, tmp_path: Path) -> None:
     address = [*mpi.sets("MASTER_ADDR", "left"), *mpi.sets("MASTER_PORT", "29500")]

@@ -10,6 +10,7 @@ import pytest
 from rankwise._trace.reading import read_run
 from tests.clusters.hosts import needs_namespaces, on_two_hosts
 from tests.clusters.test_env_of_launchers import BIN, run
+from tests.lanes import variants
 
 pytestmark = pytest.mark.slow
 
@@ -28,7 +29,7 @@ def check(folder: Path, size: int, late: int) -> None:
 
 
 @needs_namespaces
-@pytest.mark.parametrize("ranks_here", [2, 3])
+@pytest.mark.parametrize("ranks_here", variants([2, 3], slow=[2]))
 def test_two_hosts(ranks_here: int, tmp_path: Path) -> None:
     size = 2 * ranks_here
     late = size - 1
@@ -46,13 +47,16 @@ def under(launcher: Sequence[str], folder: Path, **variables: str) -> None:
     check(folder, 2, 1)
 
 
+@pytest.mark.rare
 def test_mpirun(mpirun: tuple[str, ...], tmp_path: Path) -> None:
     under([*mpirun, "-n", "2", str(BIN / "python")], tmp_path)
 
 
+@pytest.mark.rare
 def test_torchrun(tmp_path: Path) -> None:
     under([str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2"], tmp_path / "traces", TMPDIR=str(tmp_path))
 
 
+@pytest.mark.rare
 def test_srun(cluster: dict[str, str], tmp_path: Path) -> None:
     under(["srun", "-N1", "-n2", str(BIN / "python")], tmp_path, **cluster)

@@ -8,9 +8,13 @@ import pytest
 
 from tests.clusters.hosts import HERE, PLACED, check_places, needs_namespaces, on_two_hosts, places
 from tests.compat.adapted import PROGRAMS, adapted
+from tests.lanes import variants
 from tests.session.worlds import PROGRAMS as SESSION_PROGRAMS
 
 SCALE = str(SESSION_PROGRAMS / "scale.py")
+
+NO_NAMES = "127.0.0.1 localhost\n"
+OF_LOOPBACK = f"{NO_NAMES}127.0.1.1 left right\n"
 
 pytestmark = needs_namespaces
 
@@ -22,11 +26,8 @@ def test_the_hosts_are_two(tmp_path: Path) -> None:
     assert sorted(ended.stdout.splitlines()) == ["0 left 10.9.9.1/24", "1 right 10.9.9.2/24"], ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "names",
-    ["127.0.0.1 localhost\n", "127.0.0.1 localhost\n127.0.1.1 left right\n"],
-    ids=["no names", "names of loopback"],
+    "names", variants([NO_NAMES, OF_LOOPBACK], slow=[OF_LOOPBACK]), ids=["no names", "names of loopback"]
 )
 def test_hosts_whose_names_cannot_be_used(tmp_path: Path, names: str) -> None:
     """Debian gives each host an address of loopback, where gloo would listen: only MASTER_ADDR need be right."""
@@ -45,7 +46,7 @@ def test_virtex_launches_on_two_machines(tmp_path: Path) -> None:
     assert line.startswith("of 4: rank 1.5, loss ")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_launch_variant_launches_on_two_machines(tmp_path: Path) -> None:
     options = "--no_prefix --nnodes=2 --nproc_per_node=2 --master_addr=left --master_port=29501 --node_rank=$HOST"
     command = f'exec "$PYTHON" -m rankwise.compat.torch_launch {options} --use_env=False "$1"'
@@ -73,11 +74,8 @@ def test_groups_within_and_across_hosts_when_a_rank_is_killed(tmp_path: Path) ->
     assert ended.stdout.replace("\n", "") == "named" * 3, ended.stderr
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    "names",
-    ["127.0.0.1 localhost\n", "127.0.0.1 localhost\n127.0.1.1 left right\n"],
-    ids=["no names", "names of loopback"],
+    "names", variants([NO_NAMES, OF_LOOPBACK], slow=[NO_NAMES]), ids=["no names", "names of loopback"]
 )
 def test_groups_of_torch_on_hosts_whose_names_cannot_be_used(tmp_path: Path, names: str) -> None:
     """Those that the program makes itself too: DDP, FSDP and device meshes make some."""

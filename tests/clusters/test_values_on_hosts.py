@@ -7,13 +7,14 @@ from pathlib import Path
 import pytest
 
 from tests.clusters.hosts import HERE, needs_namespaces, on_two_hosts
+from tests.lanes import variants
 
 PROGRAM = str(HERE / "programs" / "values.py")
 
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("per_host", [2, 3])
+@pytest.mark.parametrize("per_host", variants([2, 3], slow=[2]))
 def test_a_value_is_sent_once_to_each_host(tmp_path: Path, per_host: int) -> None:
     out = _run(tmp_path, per_host, "with-errors")
     # The values that each host sends: all of its own, or those that are not at their destination.
