@@ -17,7 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from rankwise._bench.measuring import AgreedError, agree
 from rankwise._bench.operations import OPERATIONS
@@ -28,6 +28,7 @@ from rankwise.cli.main import main
 from rankwise.errors import InvalidArgumentError, RankwiseError
 from tests.cli.test_env_command import RANKWISE, SECONDS
 from tests.cli.test_env_ranks import run_all, world
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 from tests.tables import each_row
 
@@ -45,6 +46,11 @@ def bench(*args: str, **variables: str) -> subprocess.CompletedProcess[str]:
         [RANKWISE, "bench", *args],
         env=clean_environ(**variables), capture_output=True, text=True, timeout=SECONDS, check=False,
     )  # fmt: skip
+
+
+def bench_here(*args: str) -> Result:
+    """Run the command in this process, which is a world of one then."""
+    return CliRunner().invoke(main, ["bench", *args, *QUICK])
 
 
 def rows_of(out: str) -> list[dict[str, str]]:
@@ -85,15 +91,17 @@ def test_each_collective_is_measured_on_ranks_started_here(tmp_path: Path) -> No
         assert row.calls >= 5
 
 
-def test_alone_it_says_what_it_can_measure_and_without_matplotlib_what_to_install(tmp_path: Path) -> None:
-    (tmp_path / "matplotlib.py").write_text("raise ImportError")
-    ended = bench("all_reduce", *QUICK, "--plot", str(tmp_path / "plot.svg"), PYTHONPATH=str(tmp_path))
+def test_alone_it_says_what_it_can_measure_and_without_matplotlib_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    ended = bench_here("all_reduce", "--plot", str(tmp_path / "plot.svg"))
     assert "# one rank sends nothing" in ended.stdout
     assert {row["busbw"] for row in rows_of(ended.stdout)} == {"0.00"}
     assert [row["size(B)"] for row in rows_of(ended.stdout)][::2] == ["4", "16", "64"]
     assert ended.stderr.startswith("rankwise: --plot needs the package 'matplotlib'")
     assert ended.stderr.endswith("pip install matplotlib\n")
-    assert ended.returncode == 1
+    assert ended.exit_code == 1
 
 
 MISUSES: list[tuple[tuple[str, ...], str]] = [
@@ -113,22 +121,21 @@ def test_a_misuse_is_an_error_of_the_command_line(args: tuple[str, ...], text: s
     assert ended.exit_code == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("args", "text"),
-    [
-        (("--pairs",), "--pairs compares at least two ranks, and there is one"),
-        (("--csv", "/nosuch/rows.csv"), "--csv /nosuch/rows.csv cannot be written: No such file or directory"),
-        (("--csv", "/dev/full"), "--csv /dev/full cannot be written: No space left on device"),
-        (("--against", "/nosuch/rows.csv"), "--against /nosuch/rows.csv cannot be read: No such file or directory"),
-        (("--against", __file__), "is no file of rankwise bench --csv: line "),
-        (("--device", "cuda:77"), "device='cuda:77' is not on this host"),
-    ],
-)
+REFUSED: list[tuple[tuple[str, ...], str]] = [
+    (("--pairs",), "--pairs compares at least two ranks, and there is one"),
+    (("--csv", "/nosuch/rows.csv"), "--csv /nosuch/rows.csv cannot be written: No such file or directory"),
+    (("--csv", "/dev/full"), "--csv /dev/full cannot be written: No space left on device"),
+    (("--against", "/nosuch/rows.csv"), "--against /nosuch/rows.csv cannot be read: No such file or directory"),
+    (("--against", __file__), "is no file of rankwise bench --csv: line "),
+    (("--device", "cuda:77"), "device='cuda:77' is not on this host"),
+]
+
+
+@each_row(("args", "text"), REFUSED)
 def test_what_cannot_be_measured_as_asked_is_an_error_of_one_line(args: tuple[str, ...], text: str) -> None:
-    ended = bench(*args, *QUICK)
+    ended = bench_here(*args)
     assert text in ended.stderr
-    assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
+    assert (ended.exit_code, ended.stderr.count("\n")) == (2, 1)
 
 
 def old_file(folder: Path, *rows: Row) -> Path:
@@ -185,19 +192,17 @@ def test_another_environment_is_refused_or_said() -> None:
         list(differences(ROW, replace(ROW, ranks=8, device="H100", torch="3")))
 
 
-@pytest.mark.slow
 def test_a_slower_row_is_the_exit_status(tmp_path: Path) -> None:
     file = tmp_path / "old.csv"
-    args = ("barrier", "-n", "2", *QUICK)
-    assert bench(*args, "--csv", str(file)).returncode == 0
-    same = bench(*args, "--against", str(file), "--tolerance", "1000000")
-    assert (same.returncode, same.stdout.count("us before,"), same.stderr) == (0, 2, "")
+    assert bench_here("barrier", "--csv", str(file)).exit_code == 0
+    same = bench_here("barrier", "--against", str(file), "--tolerance", "1000000")
+    assert (same.exit_code, same.stdout.count("us before,"), same.stderr) == (0, 2, "")
     rows = [replace(row, time_us=1e-6, torch="0.1") for row in read(file)]
-    slower = bench(*args, "--against", str(old_file(tmp_path, *rows)))
-    assert (slower.returncode, slower.stdout.count("SLOWER by more than 50%"), slower.stderr) == (1, 2, "")
+    slower = bench_here("barrier", "--against", str(old_file(tmp_path, *rows)))
+    assert (slower.exit_code, slower.stdout.count("SLOWER by more than 50%"), slower.stderr) == (1, 2, "")
     assert f"# other than in {file}: torch 0.1, now " in slower.stdout
-    other = bench("barrier", "-n", "3", *QUICK, "--against", str(file))
-    assert (other.returncode, "ranks 2, now 3" in other.stderr) == (2, True)
+    other = bench_here("barrier", "--against", str(old_file(tmp_path, *[replace(row, ranks=2) for row in rows])))
+    assert (other.exit_code, "ranks 2, now 1" in other.stderr) == (2, True)
 
 
 def test_a_plot_has_a_panel_for_each_collective(tmp_path: Path) -> None:
@@ -221,7 +226,7 @@ def test_the_first_round_has_everybody_and_the_second_who_was_slow() -> None:
     assert fast_members(found, 1.0) == {0, 1, 2, 3}
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_pairs_of_ranks_of_one_host() -> None:
     ended = bench("--pairs", "-n", "3", "--tolerance", "1000")
     assert ended.returncode == 0, ended.stderr
@@ -252,10 +257,10 @@ def faulty_rank(fault: str, side: str, *args: str) -> Iterator[list[subprocess.C
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("side", ["ours", "backends"])
+@pytest.mark.parametrize("side", variants(["ours", "backends"], slow=["ours"]))
 @pytest.mark.parametrize(("fault", "text"), [("SIGKILL", "rank 1 is gone"), ("SIGSTOP", "Missing: rank 1")])
 def test_a_lost_rank_is_named_by_the_others(fault: str, text: str, side: str) -> None:
-    with faulty_rank(fault, side, "--maxbytes", "4", "--seconds", "1", "--timeout", "20") as others:
+    with faulty_rank(fault, side, "--maxbytes", "4", "--seconds", "1", "--timeout", "10") as others:
         assert [text in ended.stderr for ended in others] == [True, True], others
         assert [ended.returncode for ended in others] == [1, 1]
 

@@ -47,24 +47,22 @@ def test_launch_runs_a_script_with_its_arguments() -> None:
 
 
 @pytest.mark.slow
-def test_ranks_do_not_take_their_launchers_place_for_theirs() -> None:
+def test_launch_runs_a_module_whatever_place_it_has_itself_and_leaves_no_files(tmp_path: Path) -> None:
     place = {"RANK": "5", "WORLD_SIZE": "6", "RANKWISE_RANK": "0", "RANKWISE_WORLD_SIZE": "1"}
-    ended = rankwise("launch", "-n", "2", "--no-prefix", str(PROGRAMS / "train.py"), **place)
-    assert json.loads(ended.stdout)[0] == [0, 1]
-
-
-@pytest.mark.slow
-def test_launch_runs_a_module() -> None:
-    ended = rankwise("launch", "-n", "2", "--no-prefix", "-m", "tests.launch.programs.train", "--lr", "0.1")
+    module = ("-m", "tests.launch.programs.train")
+    ended = rankwise("launch", "-n", "2", "--no-prefix", *module, "--lr", "0.1", TMPDIR=str(tmp_path), **place)
     assert ended.returncode == 0, ended.stderr
-    assert json.loads(ended.stdout)[1][0]["argv"] == ["--lr", "0.1"]
+    ranks, gathered = json.loads(ended.stdout)
+    assert ranks == [0, 1]
+    assert gathered[0]["argv"] == ["--lr", "0.1"]
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
     ("how", "status", "said"),
     [
         ("raise", 1, "raised ValueError"),
-        pytest.param("3", 3, "ended with exit code 3", marks=pytest.mark.slow),
+        pytest.param("3", 3, "ended with exit code 3", marks=pytest.mark.rare),
         pytest.param("kill", 137, "was killed by SIGKILL (out of memory?)", marks=pytest.mark.slow),
     ],
 )
@@ -244,11 +242,10 @@ def test_a_working_directory_that_was_deleted_is_an_error(tmp_path: Path) -> Non
         assert ended.stderr.count("Traceback") == tracebacks
 
 
-@pytest.mark.slow
 @pytest.mark.skipif(torch.accelerator.device_count() > 0, reason="this host has a GPU")
 def test_a_rank_for_each_gpu_needs_one() -> None:
-    ended = rankwise("launch", "-n", "gpu", "x.py")
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(main, ["launch", "-n", "gpu", "x.py"])
+    assert ended.exit_code == 2
     assert "sees no GPU on this host" in ended.stderr
 
 
@@ -300,8 +297,7 @@ def test_bash_completes_commands_options_and_files(typed: str, completed: str, t
     assert completed in ended.stdout.split(), ended.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", variants([signal.SIGTERM, signal.SIGINT], slow=[signal.SIGINT]))
 def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "wait.py"
     script.write_text("import time\nprint('up')\ntime.sleep(60)\n")
@@ -330,14 +326,7 @@ def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_pa
         time.sleep(0.05)
 
 
-@pytest.mark.slow
-def test_nothing_is_left_in_the_folder_for_temporary_files(tmp_path: Path) -> None:
-    ended = rankwise("launch", "-n", "2", str(PROGRAMS / "train.py"), TMPDIR=str(tmp_path))
-    assert ended.returncode == 0
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("tool", variants(["cProfile", "coverage"], fast={"cProfile"}))
+@pytest.mark.parametrize("tool", variants(["cProfile", "coverage"], fast={"cProfile"}, slow=[]))
 def test_what_observes_the_launcher_writes_its_results(tool: str, tmp_path: Path) -> None:
     """At the end of the program, or in a function that runs at exit. The exit status is that of the launch."""
     (tmp_path / "fails.py").write_text(

@@ -25,6 +25,7 @@ from rankwise._net.json_lines import decode_line, encode_line
 from rankwise.errors import RankwiseError
 from tests.cli.test_env_command import RANKWISE, SECONDS
 from tests.cli.test_env_ranks import run_all, world
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 from tests.tables import each_row
 
@@ -236,7 +237,7 @@ def test_a_process_alone_is_fit() -> None:
     assert [line.split()[0] for line in ended.stdout.splitlines()] == ["OK"] * len(CHECKS)
 
 
-@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("size", variants([2, 4], fast=[2], slow=[]))
 def test_ranks_started_here_are_fit(size: int) -> None:
     shared = size > len(os.sched_getaffinity(0))
     assert [one["check"] for one in doctor("-n", str(size))] == ["threads"] * shared
@@ -282,14 +283,14 @@ def test_a_rank_that_is_stopped_before_it_arrives_is_named() -> None:
 @pytest.mark.slow
 def test_a_rank_that_is_stopped_after_it_has_arrived_is_named() -> None:
     environs = world(2)
-    args = ["doctor", "--timeout", "20"]
+    args = ["doctor", "--timeout", "8"]
     with stopped_rank([sys.executable, "-c", STOPS, *args], environs[1]):
         (first,) = run_all([[RANKWISE, *args]], environs[:1])
-    assert "FAIL  join               rank 1 of 2 did not arrive within 20 s" in first.stdout
+    assert "FAIL  join               rank 1 of 2 did not arrive within 8 s" in first.stdout
     assert first.returncode == 1
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_stopped_rank_of_a_launch_is_named_and_ended() -> None:
     program = "import os, signal, sys; os.environ['RANK'] != '1' or os.kill(os.getpid(), signal.SIGSTOP); "
     program += "from rankwise.cli.main import main; main()"

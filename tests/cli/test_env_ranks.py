@@ -147,9 +147,9 @@ def test_all_over_the_store_of_an_agent() -> None:
 @pytest.mark.slow
 def test_all_over_the_store_of_an_agent_without_a_rank() -> None:
     serving, port = store.serve(one_host=True, timeout=SECONDS)
-    for ended in all_ranks(agent_world(3, port)[:2], "--timeout", "10"):
+    for ended in all_ranks(agent_world(3, port)[:2], "--timeout", "5"):
         assert ended.returncode == 1
-        assert "rank 2 of 3 did not arrive within 10 s" in ended.stderr
+        assert "rank 2 of 3 did not arrive within 5 s" in ended.stderr
         assert "Traceback" not in ended.stderr
     del serving
 
@@ -157,11 +157,11 @@ def test_all_over_the_store_of_an_agent_without_a_rank() -> None:
 @pytest.mark.slow
 def test_all_over_a_store_with_a_rank_that_dies_before_its_report() -> None:
     serving, port = store.serve(one_host=True, timeout=SECONDS)
-    commands = [[RANKWISE, "env", "--all", "--timeout", "10"]] * 2
+    commands = [[RANKWISE, "env", "--all", "--timeout", "5"]] * 2
     commands[1] = [sys.executable, "-c", ENDS_LATE, "dies", *commands[1][1:]]
     first, _ = run_all(commands, agent_world(2, port))
     assert first.returncode == 1
-    assert "rank 1 of 2 sent no report within 10 s" in first.stderr
+    assert "rank 1 of 2 sent no report within 5 s" in first.stderr
     del serving
 
 

@@ -60,9 +60,9 @@ CASES = [
     ("rankwise", "lock", "rankwise"),
     ("rankwise", "stopped", "torch"),
     ("torchrun", "sleeps", "ddp"),
+    ("torchrun", "sleeps", "polls"),
     ("mpiexec", "lock", "torch"),
     ("torchrun", "skips", "torch"),
-    ("torchrun", "sleeps", "polls"),
     ("torchrun", "stopped", "spins"),
 ]
 
@@ -79,8 +79,7 @@ def without_py_spy(folder: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "PATH": f"{python.parent}:/usr/bin:/bin"}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "launcher"), variants(WITHOUT_PY_SPY, fast=WITHOUT_PY_SPY[:1]))
+@pytest.mark.parametrize(("how", "launcher"), variants(WITHOUT_PY_SPY, slow=WITHOUT_PY_SPY[:1]))
 def test_a_hang_is_reported_without_py_spy(how: str, launcher: str, tmp_path: Path) -> None:
     """The ranks write their stacks themselves, and that they run for this moves none of them."""
     reports = str(tmp_path / "reports")
@@ -105,7 +104,7 @@ def test_a_hang_is_reported_without_py_spy(how: str, launcher: str, tmp_path: Pa
     assert f"hangs.py:{PLACES['sleeps']}" in report or how == "stopped"
 
 
-@pytest.mark.parametrize(("launcher", "how", "collective"), variants(CASES, fast=CASES[:1]))
+@pytest.mark.parametrize(("launcher", "how", "collective"), variants(CASES, fast=CASES[:1], slow=CASES[1:4]))
 def test_a_hang_is_reported_with_the_rank_that_is_missing(launcher: str, how: str, collective: str) -> None:
     with hanging(launcher, 1, how, collective) as (report, folder):
         (file,) = folder.iterdir()
@@ -126,7 +125,7 @@ def test_a_hang_is_reported_with_the_rank_that_is_missing(launcher: str, how: st
 
 
 @pytest.mark.soak(20)
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_rank_that_hangs_at_random_is_named(seed: int, record_property: Callable[[str, object], None]) -> None:
     choice = random.Random(seed)  # noqa: S311 - not for secrets
     launcher, victim = choice.choice(["rankwise", "torchrun"]), choice.randrange(3)

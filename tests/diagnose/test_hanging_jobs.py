@@ -13,6 +13,7 @@ import pytest
 
 from rankwise._diagnose.jobs import find_job
 from tests.diagnose.jobs import Injection, hanging, named, place, rankwise, watch
+from tests.lanes import variants
 
 LAUNCHERS = ("torchrun", "accelerate", "openmpi", "mpich", "plain", "rankwise")
 HOWS = ("loader", "stopped", "lock", "skips")
@@ -26,8 +27,7 @@ def can_unshare() -> bool:
 
 
 @pytest.mark.soak(20)
-@pytest.mark.slow
-@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("how", variants(HOWS, slow={"loader"}))
 def test_a_rank_that_does_not_come_is_named(how: str, seed: int) -> None:
     injection = Injection.of_seed(seed, how, LAUNCHERS)
     with hanging(injection) as pid:

@@ -14,12 +14,15 @@ import pytest
 
 import rankwise as rw
 from rankwise.errors import RankFailedError
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAM = str(Path(__file__).parent / "programs" / "ends.py")
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
 LAUNCH = [RANKWISE, "launch", "-n", "2"]
 SECONDS = 200
+# What makes a rank fail, and what the other does, which is killed then.
+KILLED = [("times out", "waits"), ("fails", "stays")]
 
 
 def test_ctrl_backslash_prints_the_stacks_and_the_job_goes_on(tmp_path: Path) -> None:
@@ -44,8 +47,14 @@ def _read(terminal: int, text: str, count: int) -> str:
     return shown
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("flags", [(), ("--no-preload",), ("--no-python",)])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--no-preload",), marks=pytest.mark.rare),
+        pytest.param(("--no-python",), marks=pytest.mark.slow),
+    ],
+)
 def test_sigquit_without_a_terminal_does_the_same(tmp_path: Path, flags: tuple[str, ...]) -> None:
     end, reports = tmp_path / "end", tmp_path / "reports"
     target = ["sh", "-c", '"$@"; :', "sh", sys.executable, PROGRAM] if "--no-python" in flags else [PROGRAM]
@@ -78,8 +87,7 @@ def run(folder: Path, *how: str, flags: tuple[str, ...] = ()) -> subprocess.Comp
     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("failure", "other"), [("times out", "waits"), ("fails", "stays")])
+@pytest.mark.parametrize(("failure", "other"), variants(KILLED, slow=KILLED[:1]))
 def test_stacks_of_ranks_that_are_killed_are_reported(tmp_path: Path, failure: str, other: str) -> None:
     ended = run(tmp_path, failure, other, flags=("--hang-dir", str(tmp_path / "reports")))
     assert ended.returncode == 1

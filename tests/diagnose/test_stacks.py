@@ -66,7 +66,9 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("launcher", "script", "ready", "function", "text", "how"), variants(CASES, fast=CASES[2:3]))
+@pytest.mark.parametrize(
+    ("launcher", "script", "ready", "function", "text", "how"), variants(CASES, fast=CASES[2:3], slow=CASES[3:])
+)
 def test_the_rank_that_the_others_wait_for_is_named(
     launcher: str, script: str, ready: str, function: str, text: str, how: str
 ) -> None:
