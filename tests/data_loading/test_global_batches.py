@@ -124,7 +124,7 @@ def test_a_resume_goes_on_at_another_world_size_and_batch_size(
 
 @pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than this machine has cores
 @pytest.mark.usefixtures("torch_random")
-@pytest.mark.parametrize("workers", variants([0, 1, 2, 3, 4], fast=[0, 2]))
+@pytest.mark.parametrize("workers", variants([0, 1, 2, 3, 4], fast=[0, 2], slow=[3]))
 def test_any_number_of_workers_gets_the_same_batches(workers: int) -> None:
     """Also where the workers have asked for the whole epoch before the first step."""
     for length in (5, 37):

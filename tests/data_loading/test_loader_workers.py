@@ -16,7 +16,7 @@ PROGRAM = str(Path(__file__).parent / "programs" / "loaders.py")
 METHODS = [("fork",), ("spawn",), ("forkserver",)]
 
 
-@pytest.mark.parametrize("method", variants([method for (method,) in METHODS], fast=["fork"]))
+@pytest.mark.parametrize("method", variants([method for (method,) in METHODS], fast=["fork"], slow=["spawn"]))
 def test_workers_of_any_start_method_have_their_part_and_their_stream(method: str) -> None:
     port, size = str(free_port()), 2
     commands = [[sys.executable, PROGRAM, str(rank), str(size), port, method] for rank in range(size)]

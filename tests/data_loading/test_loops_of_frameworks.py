@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAM = str(Path(__file__).parent / "programs" / "framework_loops.py")
@@ -31,7 +32,7 @@ def ranks_of(framework: str, folder: Path, name: str, **variables: str) -> list[
     return sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda one: one["rank"])
 
 
-@pytest.mark.parametrize("framework", ["plain", "ignite", "accelerate", "lightning"])
+@pytest.mark.parametrize("framework", variants(["plain", "ignite", "accelerate", "lightning"], slow=["lightning"]))
 def test_a_loop_stops_goes_on_and_ends_as_an_undisturbed_plain_one(framework: str, tmp_path: Path) -> None:
     if framework != "plain" and importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 EVALUATE = str(Path(__file__).parents[2] / "examples" / "evaluate.py")
@@ -21,11 +22,11 @@ def metrics(command: list[str], folder: Path) -> list[str]:
     return [line.split()[-1] for line in ended.stdout.splitlines()]
 
 
-@pytest.mark.slow
-def test_metrics_are_those_of_one_process_to_the_last_digit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("sizes", variants([[3], [1, 2, 4]], slow=[[3]]))
+def test_metrics_are_those_of_one_process_to_the_last_digit(sizes: list[int], tmp_path: Path) -> None:
     expected = metrics([sys.executable, EVALUATE], tmp_path)
     assert len(expected) == 3
     assert all(0.1 < float(value) < 1 for value in expected), expected
     rankwise = str(Path(sys.executable).parent / "rankwise")
-    for ranks in (1, 2, 3, 4):
+    for ranks in sizes:
         assert metrics([rankwise, "launch", "-n", str(ranks), EVALUATE], tmp_path) == expected

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 BIN = Path(sys.executable).parent
@@ -49,19 +50,22 @@ def interrupt(folder: Path, how: str, lines: int, *options: str) -> str:
     return shown
 
 
-@pytest.mark.slow
-def test_interrupted_runs_end_with_the_same_bits(tmp_path: Path) -> None:
+INTERRUPTIONS = [["all"], ["SIGTERM", "one", "all"]]
+
+
+@pytest.mark.parametrize("interruptions", variants(INTERRUPTIONS, slow=INTERRUPTIONS[:1]))
+def test_interrupted_runs_end_with_the_same_bits(interruptions: list[str], tmp_path: Path) -> None:
     options = ("--epochs", "4", "--save-every", "3", "--workers", "1")
     expected = run(tmp_path / "whole", *options).splitlines()[-1]
     assert re.fullmatch(r"accuracy 0\.9\d+, parameters [0-9a-f]{16}", expected)
-    for how in ("SIGTERM", "one", "all"):
+    for how in interruptions:
         interrupt(tmp_path / "parts", how, random.randint(2, 8), *options)  # noqa: S311
     begin, *_, end = run(tmp_path / "parts", *options).splitlines()
     assert int(re.findall(r"\d+", begin)[0]) >= 3, "it went on"
     assert end == expected
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_another_number_of_ranks_goes_on_with_the_same_batches(tmp_path: Path) -> None:
     options = ("--epochs", "3", "--save-every", "20", "--dropout", "0")
     whole = run(tmp_path / "whole", *options, nproc=1)

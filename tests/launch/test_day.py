@@ -30,7 +30,7 @@ session = rw.init()
 value = session.rank + 41
 if session.rank == 1:
     breakpoint()
-rw.barrier("debugged", timeout=5)
+rw.barrier("debugged", timeout=3)
 print("sum", rw.all_reduce(value))
 """,
     "fails.py": "import os\nif os.environ['RANK'] == '1':\n    wrong = 7\n    raise ValueError('of rank 1')",
@@ -148,7 +148,7 @@ def test_each_line_of_the_table_of_a_day() -> None:
     assert {path.read_text() for path in Path("logs").rglob("stdout.log")} == {f"{line}\n" for line in BOTH}
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.usefixtures("_here")
 def test_torchrun_has_the_commands_that_the_table_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))  # it leaves folders there
@@ -165,7 +165,7 @@ def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
     # Longer than the timeout of the others, whose output comes after.
     terminal = Terminal(["rankwise", "launch", "-n", "2", "stops.py"])
     terminal.expect(PROMPT)
-    time.sleep(6)
+    time.sleep(4)
     terminal.type("p value\n")
     terminal.expect("42")
     terminal.type("\x03")
@@ -204,16 +204,18 @@ list(DataLoader([0], num_workers=1, collate_fn=lambda _: breakpoint()))
     assert PROMPT not in shown
 
 
-@pytest.mark.slow
+LEAVE = ["q\n", "\x04", "import os; os.kill(os.getpid(), 9)\n"]
+
+
 @pytest.mark.usefixtures("_here")
-def test_a_rank_that_leaves_the_debugger_ends_the_launch() -> None:
-    for typed in ("q\n", "\x04", "import os; os.kill(os.getpid(), 9)\n"):
-        shown, status = talk(["rankwise", "launch", "-n", "2", "stops.py"], [(PROMPT, typed)])
-        assert status == (137 if "kill" in typed else 1), shown
-        assert "rankwise: rank 1 of 2" in shown
+@pytest.mark.parametrize("typed", variants(LEAVE, slow=LEAVE[:1]), ids=["q", "Ctrl-D", "SIGKILL"])
+def test_a_rank_that_leaves_the_debugger_ends_the_launch(typed: str) -> None:
+    shown, status = talk(["rankwise", "launch", "-n", "2", "stops.py"], [(PROMPT, typed)])
+    assert status == (137 if "kill" in typed else 1), shown
+    assert "rankwise: rank 1 of 2" in shown
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.usefixtures("_here")
 def test_ranks_stop_one_after_the_other_until_one_quits() -> None:
     Path("stops.py").write_text("for turn in range(2):\n    breakpoint()\n    print('turn', turn)")
@@ -254,7 +256,9 @@ def test_ranks_to_debug_are_checked() -> None:
 @pytest.mark.usefixtures("_here")
 @pytest.mark.parametrize(
     "how",
-    variants(["pdb.set_trace()", "dist.breakpoint(1)", "code.interact(local={'x': x})"], fast={"pdb.set_trace()"}),
+    variants(
+        ["pdb.set_trace()", "dist.breakpoint(1)", "code.interact(local={'x': x})"], fast={"pdb.set_trace()"}, slow=[]
+    ),
 )
 def test_other_prompts_of_a_rank_have_the_terminal_too(how: str) -> None:
     stop = how if how.startswith("dist") else f"rw.get_rank() == 1 and {how}"

@@ -8,21 +8,22 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 RANKWISE = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "--no-prefix"]
 PROGRAMS = Path(__file__).parent / "programs"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("program", "printed"),
-    [
-        ("with_accelerate", "2 [0, 1] MULTI_CPU"),
-        ("with_lightning", "2 [0, 1] TorchElasticEnvironment"),
-        ("with_ignite", "2 [0, 1] True"),
-    ],
-)
+FRAMEWORKS = [
+    ("with_accelerate", "2 [0, 1] MULTI_CPU"),
+    ("with_ignite", "2 [0, 1] True"),
+    ("with_lightning", "2 [0, 1] TorchElasticEnvironment"),
+]
+
+
+# Another test trains with Lightning: tests/data_loading/test_loops_of_frameworks.py.
+@pytest.mark.parametrize(("program", "printed"), variants(FRAMEWORKS, slow=FRAMEWORKS[:2]))
 def test_a_framework_runs(program: str, printed: str, tmp_path: Path) -> None:
     ended = subprocess.run(
         [*RANKWISE, str(PROGRAMS / f"{program}.py")],

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 LAUNCH = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2"]
@@ -40,6 +41,7 @@ if os.environ["RANK"] == "1":
     raise ValueError("the loss is not a number")
 time.sleep(60)
 """
+STOPS = [(signal.SIGINT, 130), (signal.SIGTERM, 143)]
 
 
 @contextmanager
@@ -89,7 +91,7 @@ def test_another_ctrl_c_ends_ranks_at_once(tmp_path: Path) -> None:
         assert launcher.wait(SECONDS) == 130
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_ctrl_c_reaches_the_children_of_a_program(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SAVES.replace("2.5", "0.0"))
     shell = ["--no-python", "sh", "-c", '"$0" "$1"; true', sys.executable, str(tmp_path / "script.py")]
@@ -124,8 +126,7 @@ def test_a_rank_that_failed_and_does_not_end_is_a_failure_after_a_while(tmp_path
     assert "ValueError: the loss is not a number\n\nrank 0 then was stopped (SIGTERM)\nrank 1 did not end" in stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(("number", "status"), variants(STOPS, slow=STOPS[:1]))
 def test_an_earlier_error_of_a_rank_is_reported_when_the_launcher_is_stopped(
     number: signal.Signals, status: int, tmp_path: Path
 ) -> None:
@@ -145,7 +146,7 @@ def test_an_earlier_error_of_a_rank_is_reported_when_the_launcher_is_stopped(
     assert "ValueError: the loss is not a number" in stderr
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_blocked_sigchld_does_no_harm_and_ranks_have_it_as_it_was(tmp_path: Path) -> None:
     blocked = after("signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGCHLD})")
     script = "import signal\nprint(signal.SIGCHLD in signal.pthread_sigmask(signal.SIG_BLOCK, ()))\n"

@@ -72,7 +72,7 @@ def test_a_host_that_does_not_come_is_named() -> None:
     assert "within 2 s" in str(error)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_first_host_that_does_not_come_is_missed() -> None:
     (error,) = launch_all(1)
     assert isinstance(error, rw.LaunchError)
@@ -111,7 +111,7 @@ def test_two_hosts_with_one_node_rank_are_an_error() -> None:
     assert any("host 2 of 3 did not connect" in str(error) for error in ended)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_report_after_ctrl_c_counts_the_ranks_of_all_hosts() -> None:
     port = free_port()
     command = [str(Path(sys.executable).with_name("rankwise")), "launch", "-n", "2", "--nnodes", "2"]
@@ -143,7 +143,7 @@ def test_hosts_that_cannot_be_are_refused(options: dict[str, str]) -> None:
         rw.launch(who_am_i, nproc=1, nodes=nodes)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.soak(30)
 def test_launchers_find_each_other_while_garbage_is_thrown_at_them(seed: int) -> None:
     with garbage_thrown(seed):

@@ -78,12 +78,14 @@ ENDINGS = {
     "closed stdout": "import sys\nsys.stdout.close()",
 }
 FAST = {"raise"}
+SLOW = {"exit(3)", "exit(text)", "syntax", "excepthook raises", "interrupt", "atexit"}
 # Those without an error, which ranks of one launch reach side by side.
 WELL = [
     *("nothing", "exit()", "exit(None)", "exit(0)", "exit(256)", "thread raises", "thread runs", "daemon runs"),
     *("atexit raises", "unclosed file", "global __del__", "__del__ uses globals", "suspended generator"),
     *("forked child", "forked child raises", "bytes", "futures", "stderr", "closed stdout"),
 ]
+EXTRA: list[list[str]] = [[], ["--no-preload"]]
 # The script of a rank, which has the number of its own ending.
 OWN_ENDING = """import os
 with open(os.environ["RANK"] + ".py") as _file:
@@ -115,9 +117,9 @@ def without_addresses(text: bytes) -> bytes:
     ("target", "extra"),
     [
         pytest.param(["programs/probe.py"], [], id="script-forked"),
-        pytest.param(["programs/probe.py"], ["--no-preload"], id="script-fresh", marks=pytest.mark.slow),
+        pytest.param(["programs/probe.py"], ["--no-preload"], id="script-fresh", marks=pytest.mark.rare),
         pytest.param(["-m", "programs.probe"], [], id="module-forked", marks=pytest.mark.slow),
-        pytest.param(["-m", "programs.probe"], ["--no-preload"], id="module-fresh", marks=pytest.mark.slow),
+        pytest.param(["-m", "programs.probe"], ["--no-preload"], id="module-fresh", marks=pytest.mark.rare),
     ],
 )
 def test_a_script_sees_the_same_as_under_python(target: list[str], extra: list[str]) -> None:
@@ -132,7 +134,7 @@ def test_a_script_sees_the_same_as_under_python(target: list[str], extra: list[s
     assert found.stdout.splitlines()[1:] == wanted.stdout.splitlines()[1:] == [b"a thread", b"at exit"]
 
 
-@pytest.mark.parametrize("ending", variants([ending for ending in ENDINGS if ending not in WELL], fast=FAST))
+@pytest.mark.parametrize("ending", variants([ending for ending in ENDINGS if ending not in WELL], fast=FAST, slow=SLOW))
 def test_a_script_ends_as_it_ends_under_python(ending: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(ENDINGS[ending])
@@ -171,8 +173,7 @@ def test_scripts_that_end_well_end_as_they_end_under_python(tmp_path: Path) -> N
     assert {path: path.read_bytes() for path in files} == files
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
+@pytest.mark.parametrize("extra", variants(EXTRA, slow=EXTRA[:1]), ids=["forked", "fresh"])
 def test_streams_are_unbuffered_if_python_is_started_so(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import os, sys\nprint('partial', sys.stdout.write_through, end='')\nos._exit(0)\n")
@@ -181,7 +182,7 @@ def test_streams_are_unbuffered_if_python_is_started_so(extra: list[str], tmp_pa
             assert run(["env", setting, *command], str(script)).stdout == wanted
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_number_of_threads_that_is_set_too_late_is_reported(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -217,8 +218,7 @@ def test_nothing_is_left_open_that_python_would_warn_of(tmp_path: Path) -> None:
     assert (found.returncode, found.stdout, found.stderr) == (0, b"x\n", b"")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
+@pytest.mark.parametrize("extra", variants(EXTRA, slow=EXTRA[:1]), ids=["forked", "fresh"])
 def test_a_script_is_shown_by_its_command_and_can_execute_itself_again(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
@@ -236,7 +236,7 @@ def test_a_script_is_shown_by_its_command_and_can_execute_itself_again(extra: li
     assert again == "again ['--lr', 'two words'] 0"
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_output_that_cannot_be_written_at_the_end_is_reported_as_under_python(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("print('x', end='')\n")
@@ -246,7 +246,7 @@ def test_output_that_cannot_be_written_at_the_end_is_reported_as_under_python(tm
     assert found.stderr.startswith(wanted.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_folder_and_an_archive_run(tmp_path: Path) -> None:
     (tmp_path / "app").mkdir()
     (tmp_path / "app" / "__main__.py").write_text("import helper, sys\nprint(helper.X, __name__, __file__, sys.argv)\n")
@@ -263,7 +263,7 @@ def test_a_program_runs() -> None:
     assert (found.returncode, found.stdout) == (4, b"0 1 zero\n")
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_data_loader_has_workers(tmp_path: Path) -> None:
     script = tmp_path / "load.py"
     script.write_text(

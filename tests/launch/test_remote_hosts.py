@@ -185,7 +185,7 @@ def test_ctrl_z_stops_the_ranks_and_fg_continues_them_and_ctrl_backslash_shows_t
         launcher.wait()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(OWN in {"", "localhost"}, reason="this host has no name beside localhost")
 def test_a_failure_is_seen_on_all_hosts_while_nobody_reads_their_output(tmp_path: Path) -> None:
     """The output waits on the hosts, and nothing that they have to tell each other waits behind it."""

@@ -14,6 +14,7 @@ from rankwise._launch.attempt_history import FailedAttempt, reason_to_give_up
 from rankwise._launch.reported_steps import JOB_LIMIT, PROGRESS, ReportedSteps, own_place, report_stop, report_timeout
 from rankwise.errors import RankFailure
 from rankwise.launching import ScriptLaunch
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 from tests.tables import each_row
 
@@ -51,18 +52,17 @@ def test_what_an_attempt_leaves_is_gone_before_the_next_one(tmp_path: Path) -> N
     assert ended.stdout == "gone\n", ended.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("ends", "status", "wanted"),
-    [
-        ("8:a 8:a 9:return", 1, "not restarted again: attempts 1 and 2 failed in the same way, at step 8"),
-        ("8:SIGKILL 8:SIGKILL", 137, "not restarted again: attempts 1 and 2 failed in the same way, at step 8"),
-        ("8:a 7:b 8:c", 1, "attempts 2 and 3 did not get beyond step 8, which an earlier one reached"),
-        ("8:a 7:b 9:c 10:return", 0, "attempt 3 of 6 failed"),
-        (":a :a :a :a :a :a", 1, "attempt 5 of 6 had failed before"),
-        ("8:hang 9:hang 10:return", 0, "rank 1 then was stopped (SIGKILL)"),
-    ],
-)
+PROGRESS_OF_ATTEMPTS = [
+    ("8:a 8:a 9:return", 1, "not restarted again: attempts 1 and 2 failed in the same way, at step 8"),
+    ("8:hang 9:hang 10:return", 0, "rank 1 then was stopped (SIGKILL)"),
+    ("8:SIGKILL 8:SIGKILL", 137, "not restarted again: attempts 1 and 2 failed in the same way, at step 8"),
+    ("8:a 7:b 8:c", 1, "attempts 2 and 3 did not get beyond step 8, which an earlier one reached"),
+    ("8:a 7:b 9:c 10:return", 0, "attempt 3 of 6 failed"),
+    (":a :a :a :a :a :a", 1, "attempt 5 of 6 had failed before"),
+]
+
+
+@pytest.mark.parametrize(("ends", "status", "wanted"), variants(PROGRESS_OF_ATTEMPTS, slow=PROGRESS_OF_ATTEMPTS[:2]))
 def test_ranks_that_make_no_progress_are_not_restarted(ends: str, status: int, wanted: str) -> None:
     ended = subprocess.run(
         [*LAUNCH, "--max-restarts", "5", str(PROGRAM), ends],
@@ -128,11 +128,11 @@ def test_restarts_of_the_launcher_and_of_slurm_are_counted(monkeypatch: pytest.M
         rw.restart_count()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["static", "c10d"])
-@pytest.mark.parametrize(
-    ("ends", "status"), [("1:a 2:b 3:return", 0), ("1:a 2:SIGKILL 3:c", 1), ("1:a 1:a 3:return", 1)]
-)
+ENDS_OF_HOSTS = [("1:a 2:SIGKILL 3:c", 1), ("1:a 2:b 3:return", 0), ("1:a 1:a 3:return", 1)]
+
+
+@pytest.mark.parametrize("backend", variants(["static", "c10d"], slow=["c10d"]))
+@pytest.mark.parametrize(("ends", "status"), variants(ENDS_OF_HOSTS, slow=ENDS_OF_HOSTS[:1]))
 def test_hosts_count_the_same_attempts_and_report_the_same_causes(backend: str, ends: str, status: int) -> None:
     meeting = ["--nnodes", "2", "--rdzv-backend", backend, "--rdzv-endpoint", f"127.0.0.1:{free_port()}"]
     hosts = [

@@ -42,8 +42,7 @@ def run(*command: str, prepare: Callable[[], None] | None = None, **variables: s
     )  # fmt: skip
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("caller", variants(["command", "function"], fast=["command"]))
+@pytest.mark.parametrize("caller", variants(["command", "function"], slow=["command"]))
 def test_a_fork_server_that_ends_at_its_start_is_reported(caller: str, tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys\nif 'server' in ' '.join(sys.orig_argv[1:3]):\n    os._exit(7)\n"
@@ -65,8 +64,7 @@ def test_a_loopback_interface_that_is_down_is_reported() -> None:
     assert "Network is unreachable" in ended.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [10, 12, 14, 16])
+@pytest.mark.parametrize("most", variants([10, 12, 14, 16], slow=[12]))
 def test_a_lack_of_descriptors_is_reported(most: int) -> None:
     ended = run(*LAUNCH, "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (most, most)))
     assert ended.returncode == 1
@@ -74,8 +72,7 @@ def test_a_lack_of_descriptors_is_reported(most: int) -> None:
     assert re.match("rankwise: .*Too many open files.* raise ulimit -n", line)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("most", [24, 40])
+@pytest.mark.parametrize("most", variants([24, 40], slow=[24]))
 def test_a_lack_of_descriptors_for_ranks_is_reported(most: int) -> None:
     limit = most, most
     ended = run(*LAUNCH, "-n", "6", "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit))

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from rankwise._environment.nesting import AGENT_VARIABLES
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 BIN = Path(sys.executable).parent
@@ -55,7 +56,7 @@ def test_a_rank_has_the_variables_of_torchrun(tmp_path: Path) -> None:
         assert {name: our[name] for name in shared} == {name: their[name] for name in shared}
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_launch_with_the_run_id_of_another_one_ends_in_one_line(tmp_path: Path) -> None:
     script = tmp_path / "waits.py"
     script.write_text("print('up', flush=True)\ninput()\n")
@@ -79,8 +80,7 @@ def test_a_launch_with_the_run_id_of_another_one_ends_in_one_line(tmp_path: Path
     assert errors.count("\n") == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["static", "c10d"])
+@pytest.mark.parametrize("backend", variants(["static", "c10d"], slow=["static"]))
 def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     script = tmp_path / "talk.py"
     script.write_text(TALK)
@@ -102,8 +102,7 @@ def test_two_hosts_meet_as_under_torchrun(backend: str, tmp_path: Path) -> None:
     assert lines == [[str(rank), "4", str(rank % 2), str(rank // 2), "4"] for rank in range(4)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("needed", "status"), [("2", 0), ("3", 1)])
+@pytest.mark.parametrize(("needed", "status"), variants([("2", 0), ("3", 1)], slow=[("3", 1)]))
 def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, tmp_path: Path) -> None:
     script = tmp_path / "try.py"
     script.write_text(
@@ -120,20 +119,15 @@ def test_ranks_are_started_again_as_often_as_allowed(needed: str, status: int, t
     assert [f"attempt {attempt} of 3 failed: rank 0 of 1" in ended.stderr for attempt in (1, 2)] == [True, True]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "status", "wanted"),
-    [
-        ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
-        ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
-        ("sys.exit()", 1, "raised RuntimeError"),
-        (
-            "sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0",
-            1,
-            "raised ZeroDivisionError",
-        ),
-    ],
-)
+FAULTS = [
+    ("raise ValueError('the loss is not a number')", 1, "raised ValueError"),
+    ("sys.exit()", 1, "raised RuntimeError"),
+    ("os.kill(os.getpid(), 9)", 137, "was killed by SIGKILL"),
+    ("sys.excepthook = lambda *error: print('hooked', error[1]); 1 / 0", 1, "raised ZeroDivisionError"),
+]
+
+
+@pytest.mark.parametrize(("fault", "status", "wanted"), variants(FAULTS, slow=FAULTS[:2]))
 def test_the_cause_is_shown_once_though_gloo_logs_it_first(
     fault: str, status: int, wanted: str, tmp_path: Path
 ) -> None:
