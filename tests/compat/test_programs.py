@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.compat.adapted import PROGRAMS, adapted
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 # The functions of each drop-in have faster tests.
@@ -26,7 +27,7 @@ def output(command: list[str], folder: Path, **variables: str) -> list[str]:
     return sorted(ended.stdout.splitlines())
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", variants([1, 2, 4], slow=[2]))
 def test_virtex(size: int, tmp_path: Path) -> None:
     program = adapted("train_virtex.py", tmp_path)
     (line,) = output([sys.executable, program, f"--num-gpus-per-machine={size}"], tmp_path)
@@ -34,7 +35,7 @@ def test_virtex(size: int, tmp_path: Path) -> None:
     assert float(line.split()[5]) < 0.5
 
 
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", variants([1, 2, 4], slow=[2]))
 def test_vis4d(size: int, tmp_path: Path) -> None:
     program = adapted("train_vis4d.py", tmp_path)
     shared = tmp_path / "shared"
@@ -45,7 +46,10 @@ def test_vis4d(size: int, tmp_path: Path) -> None:
     assert [path.name for path in shared.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize(("launcher", "size"), [("pytorch", 1), ("pytorch", 2), ("pytorch", 4), ("auto", 2)])
+OF_MMCV = [("pytorch", 2), ("pytorch", 1), ("pytorch", 4), ("auto", 2)]
+
+
+@pytest.mark.parametrize(("launcher", "size"), variants(OF_MMCV, slow=OF_MMCV[:1]))
 def test_mmcv(size: int, launcher: str, tmp_path: Path) -> None:
     program = adapted("train_mmcv.py", tmp_path)
     *told, last = sorted(output([*LAUNCH, str(size), program, "--launcher", launcher], tmp_path), reverse=True)
@@ -56,6 +60,7 @@ def test_mmcv(size: int, launcher: str, tmp_path: Path) -> None:
     assert len({line.split()[5] for line in told}) == 1
 
 
+@pytest.mark.rare
 def test_mmcv_alone(tmp_path: Path) -> None:
     program = adapted("train_mmcv.py", tmp_path)
     (line,) = output([sys.executable, program], tmp_path)
@@ -64,7 +69,7 @@ def test_mmcv_alone(tmp_path: Path) -> None:
     assert told.startswith("told 0 1 0 127.0.0.1 ")
 
 
-@pytest.mark.parametrize("size", [1, 4])
+@pytest.mark.parametrize("size", variants([1, 4], slow=[4]))
 def test_torch_launch(size: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rankwise.compat.torch_launch", "--no_prefix", f"--nproc_per_node={size}"]
     script = str(PROGRAMS / "train_launch.sh")

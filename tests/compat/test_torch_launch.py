@@ -16,6 +16,7 @@ import psutil
 import pytest
 
 from rankwise.compat import torch_launch
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 LAUNCH = [sys.executable, "-m", "rankwise.compat.torch_launch"]
@@ -95,8 +96,7 @@ def test_a_count_may_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
         assert end.value.code == 2
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [1, 2, 4])
+@pytest.mark.parametrize("size", variants([1, 2, 4], slow=[2]))
 def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
     found = received(launch("--no_prefix", f"--nproc_per_node={size}", script, "--lr", "two words", cwd=tmp_path))
@@ -109,7 +109,7 @@ def test_ranks_are_told_their_place(size: int, tmp_path: Path) -> None:
     assert len({place["MASTER_PORT"] for _, place in found}) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_local_rank_is_an_argument_only_without_use_env(tmp_path: Path) -> None:
     """The original documents it, but never passes it."""
     script = write(tmp_path / "show.py", SHOW)
@@ -178,7 +178,7 @@ def test_a_second_job_finds_a_port(tmp_path: Path) -> None:
         assert place["MASTER_PORT"] != "29500"
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_port_of_ones_own_is_kept_or_refused(tmp_path: Path) -> None:
     script = write(tmp_path / "show.py", SHOW)
     port = str(free_port())
@@ -209,11 +209,10 @@ def test_the_status_of_the_first_failure_is_kept_and_ranks_may_be_started_again(
     assert (ended.returncode, ended.stdout) == (7, "again\nagain\n")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("number", "heard", "status"),
-    [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "TERM", 129)],
-)
+SIGNALS = [(signal.SIGTERM, "TERM", 143), (signal.SIGINT, "INT", 130), (signal.SIGHUP, "TERM", 129)]
+
+
+@pytest.mark.parametrize(("number", "heard", "status"), variants(SIGNALS, slow=SIGNALS[:1]))
 def test_signals_are_passed_on(number: signal.Signals, heard: str, status: int, tmp_path: Path) -> None:
     """The original ends of them alone, and its ranks keep their GPUs."""
     script = write(

@@ -14,11 +14,11 @@ import torch
 import rankwise as rw
 from rankwise.compat import virtex as dist
 from tests.compat.adapted import PROGRAMS
+from tests.lanes import variants
 from tests.session.worlds import clean_environ, free_port
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("size", variants([2, 4], slow=[2]))
 def test_a_job_is_joined_and_its_results_come_back(size: int) -> None:
     """The original wants CUDA and a function that pickle can carry, always takes port 23456, and drops results."""
     offset = 10

@@ -39,7 +39,7 @@ def test_ranks_that_end_badly_after_a_test_without_ranks_are_told_with_xdist(pro
         assert "rank 1 failed at its end" in failure_report(result, last)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_limit_may_be_longer_than_that_of_the_start(programs: pytest.Pytester) -> None:
     programs.makeconftest("from rankwise.testing._plugin import timeouts\ntimeouts.START_SECONDS = 30")
     programs.makepyfile("import pytest, time\n@pytest.mark.ranks(2, timeout=100)\ndef test_it(): time.sleep(31)")

@@ -192,7 +192,7 @@ def test_coverage_of_what_only_ranks_run(programs: pytest.Pytester) -> None:
     data.close()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_coverage_that_is_not_measured_in_parallel(programs: pytest.Pytester) -> None:
     for name in ("covered", "test_covering"):
         shutil.copy(PROGRAMS / f"{name.removeprefix('test_')}.py", programs.path / f"{name}.py")
@@ -203,7 +203,7 @@ def test_coverage_that_is_not_measured_in_parallel(programs: pytest.Pytester) ->
     assert [path.name for path in programs.path.glob(".coverage*")] == [".coverage"]
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.parametrize("command", [("coverage", "run", "-m", "pytest"), ("pytest", "--cov=covered")])
 def test_coverage_where_a_rank_is_killed_while_it_writes(programs: pytest.Pytester, command: tuple[str, ...]) -> None:
     for name in ("covered", "saving"):

@@ -64,7 +64,7 @@ def test_all_ranks_stop_at_one_step_and_save(launcher: str, target: str, tmp_pat
     assert (stops[0][2], stops[0][3]) == ("1", "SIGUSR1") if target == "rank" else stops[0][3] == "SIGTERM"
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.soak(7)
 @pytest.mark.parametrize("launcher", LAUNCHERS)
 def test_signals_at_random_moments_to_a_rank(launcher: str, seed: int, tmp_path: Path) -> None:

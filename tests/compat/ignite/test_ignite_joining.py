@@ -11,6 +11,7 @@ import pytest
 
 import rankwise as rw
 from rankwise.compat.ignite._initialize import UnusableEnvironmentError
+from tests.lanes import variants
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_join.py")
@@ -47,8 +48,7 @@ def check(reports: list[dict[str, Any]], *, hook: bool = True) -> None:
         assert report["environment is as it was"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("backend", ["gloo", "cpu:gloo"])
+@pytest.mark.parametrize("backend", variants(["gloo", "cpu:gloo"], slow=["cpu:gloo"]))
 def test_initialize_joins_what_the_launcher_names(backend: str) -> None:
     port = free_port()
     check(run("initialize", [plain(rank, 2, port) for rank in range(2)], backend=backend, timeout=100))

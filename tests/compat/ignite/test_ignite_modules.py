@@ -21,6 +21,7 @@ from rankwise.compat.ignite.comp_models.horovod import _HorovodDistModel
 from rankwise.compat.ignite.comp_models.native import _NativeDistModel
 from rankwise.compat.ignite.comp_models.xla import _XlaDistModel
 from tests.compat.ignite.original import original, without_useless
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 from tests.tables import each_row
 from tests.xla.fake_devices import FAKE
@@ -233,8 +234,7 @@ def test_importing_the_modules_does_not_import_torch_xla(tmp_path: Path) -> None
     assert (ended.returncode, ended.stderr) == (0, "")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "devices"), [("alone", 1), ("ranks", 2)])
+@pytest.mark.parametrize(("world", "devices"), variants([("alone", 1), ("ranks", 2)], slow=[("ranks", 2)]))
 def test_the_xla_model(world: str, devices: int, tmp_path: Path) -> None:
     """tests/xla/lane has its tests on devices."""
     program = Path(__file__).parents[1] / "programs" / "ignite_on_xla.py"

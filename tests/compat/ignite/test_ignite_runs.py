@@ -36,15 +36,14 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return trained(tmp_path_factory.mktemp("reference"), [sys.executable], "alone", "original")[0]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "how"),
     [
-        pytest.param([sys.executable], "alone", id="alone"),
-        pytest.param([sys.executable], "env", id="in a group of one"),
-        pytest.param([sys.executable], "2", id="2 spawned"),
-        pytest.param([sys.executable], "4", id="4 spawned"),
-        pytest.param(TORCHRUN, "env", id="2 under torchrun"),
+        pytest.param([sys.executable], "alone", id="alone", marks=pytest.mark.rare),
+        pytest.param([sys.executable], "env", id="in a group of one", marks=pytest.mark.rare),
+        pytest.param([sys.executable], "2", id="2 spawned", marks=pytest.mark.rare),
+        pytest.param([sys.executable], "4", id="4 spawned", marks=pytest.mark.rare),
+        pytest.param(TORCHRUN, "env", id="2 under torchrun", marks=pytest.mark.slow),
     ],
 )
 def test_training_comes_to_the_same(command: list[str], how: str, reference: dict[str, Any], tmp_path: Path) -> None:

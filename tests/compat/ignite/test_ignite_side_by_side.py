@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import free_port, plain, run_ranks
 
 PROGRAM = str(Path(__file__).parents[1] / "programs" / "ignite_side_by_side.py")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("size", [0, 1, 2, 4], ids="{} joined".format)
+@pytest.mark.parametrize("size", variants([0, 1, 2, 4], slow=[2]), ids="{} joined".format)
 def test_original_and_drop_in_agree(size: int) -> None:
     port = free_port()
     environs = [plain(rank, size, port, LOCAL_RANK=str(rank)) for rank in range(size)] or [{}]

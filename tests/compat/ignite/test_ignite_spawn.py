@@ -27,7 +27,7 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-@pytest.mark.parametrize("nproc", variants([1, 2, 4], fast=[2]))
+@pytest.mark.parametrize("nproc", variants([1, 2, 4], fast=[2], slow=[]))
 def test_spawn_runs_a_function_in_ranks(nproc: int, tmp_path: Path) -> None:
     """A closure, which the original cannot carry; it has nothing to return."""
 
@@ -112,8 +112,7 @@ def test_a_killed_rank_ends_the_others() -> None:
         idist.spawn("gloo", die, (), nproc_per_node=2)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["master_addr", "init_method"])
+@pytest.mark.parametrize("how", variants(["master_addr", "init_method"], slow=["master_addr"]))
 def test_two_hosts_meet(how: str, tmp_path: Path) -> None:
     port = str(free_port())
     nodes = [
