@@ -32,10 +32,24 @@ def test_two_hosts_are_fit(tmp_path: Path) -> None:
     assert (tmp_path / "failing-hosts.txt").read_text() == ""
 
 
-def test_a_host_whose_clock_is_wrong_is_named(tmp_path: Path) -> None:
-    (found,) = bad(tmp_path, "[ $HOST = 0 ] || export CLOCK_OFFSET=-90; ")
-    assert (found["check"], found["ranks"], found["hosts"]) == ("clocks", [2], ["right"])
-    assert found["text"] == "the clock is 90.0 s behind that of rank zero"
+# The second host has a file system of its own for shared memory, another one without room, and a clock that is wrong.
+FAULTY = "exec unshare --mount sh -c 'mount -t tmpfs -o size=64m none /dev/shm; "
+FAULTY += "mkdir full; mount -t tmpfs -o size=1m none full; head -c 2m /dev/zero > full/zeros 2> /dev/null; "
+FAULTY += 'TMPDIR=$PWD/full CLOCK_OFFSET=-90 exec sh -c "$DOCTORS" sh "$1"\' sh "$1"; '
+
+
+def test_each_fault_of_a_host_is_named(tmp_path: Path) -> None:
+    names = "127.0.0.1 localhost\n10.9.9.1 left\n127.0.1.1 right\n"
+    found = bad(tmp_path, f"cd {tmp_path}; [ $HOST = 0 ] || {FAULTY}", names=names, DOCTORS=PLAIN)
+    assert {(one["check"], one["level"], *one["ranks"]) for one in found} == {
+        ("clocks", "WARN", 2),
+        ("loopback", "WARN", 2, 3),
+        ("full folders", "FAIL", 2, 3),
+        ("shared memory", "WARN", 2, 3),
+    }
+    assert {host for one in found for host in one["hosts"]} == {"right"}
+    assert "the clock is 90.0 s behind that of rank zero" in [one["text"] for one in found]
+    assert (tmp_path / "failing-hosts.txt").read_text() == "right\n"
 
 
 def test_a_host_whose_ports_are_closed_is_named(tmp_path: Path) -> None:
@@ -45,13 +59,6 @@ def test_a_host_whose_ports_are_closed_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "failing-hosts.txt").read_text() == "right\n"
 
 
-def test_a_host_whose_name_is_of_loopback_is_named(tmp_path: Path) -> None:
-    names = "127.0.0.1 localhost\n10.9.9.1 left\n127.0.1.1 right\n"
-    ended = on_two_hosts(tmp_path, PLAIN, "/dev/null", names=names)
-    found = [one for one in json.loads(ended.stdout)["findings"] if one["check"] == "loopback"]
-    assert [(one["level"], one["ranks"], one["hosts"]) for one in found] == [("WARN", [2, 3], ["right"])]
-
-
 def test_a_name_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     silent = HERE / "programs" / "silent_port.py"
     shell = f'"$PYTHON" {silent} & server=$!; {PLAIN}; kill $server'
@@ -59,18 +66,3 @@ def test_a_name_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     found = {one["check"]: one for one in json.loads(ended.stdout)["findings"] if one["level"] != "OK"}
     assert found["reverse names"]["ranks"] == [0, 1, 2, 3]
     assert not [one for one in found.values() if one["level"] == "FAIL"]
-
-
-def test_a_file_system_without_room_is_named(tmp_path: Path) -> None:
-    full = "mkdir -p full; mount -t tmpfs -o size=1m none full; head -c 2m /dev/zero > full/zeros 2> /dev/null; "
-    shell = f"cd {tmp_path}; [ $HOST = 0 ] || {{ {full} export TMPDIR=$PWD/full; }}; "
-    (found,) = bad(tmp_path, shell)
-    assert (found["check"], found["level"], found["ranks"]) == ("full folders", "FAIL", [2, 3])
-    assert (tmp_path / "failing-hosts.txt").read_text() == "right\n"
-
-
-def test_a_host_without_shared_memory_is_named(tmp_path: Path) -> None:
-    inner = "[ $HOST = 0 ] || exec unshare --mount sh -c 'mount -t tmpfs -o size=64m none /dev/shm; \"$@\"' sh "
-    (found,) = bad(tmp_path, f'[ -n "$SMALL" ] || {{ export SMALL=1; {inner} sh -c "$SHELL_LINE" sh "$1"; }}; ',
-                   SHELL_LINE=PLAIN)  # fmt: skip
-    assert (found["check"], found["level"], found["ranks"]) == ("shared memory", "WARN", [2, 3])
