@@ -51,8 +51,10 @@ def plane(session: rw.Session) -> SharedMemoryPlane:
 
 
 @pytest.mark.slow_with_ranks(4)  # two have no order
-@pytest.mark.parametrize("length", variants(LENGTHS, fast={70_001, 1_000_003}))
-@pytest.mark.parametrize("dtype", variants(DTYPES, fast={torch.float32, torch.bfloat16, torch.bool}))
+@pytest.mark.parametrize("length", variants(LENGTHS, fast={70_001, 1_000_003}, slow={1_500}))
+@pytest.mark.parametrize(
+    "dtype", variants(DTYPES, fast={torch.float32, torch.bfloat16, torch.bool}, slow={torch.int64, torch.complex64})
+)
 def test_reductions_are_folds_in_the_order_of_ranks(
     plane: SharedMemoryPlane, session: rw.Session, length: int, dtype: torch.dtype
 ) -> None:

@@ -13,6 +13,7 @@ import pytest
 
 import rankwise as rw
 from rankwise.launching import Output
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 BIN = Path(sys.executable).parent
@@ -88,8 +89,7 @@ def test_a_function_writes_log_files(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert capfd.readouterr().out == ""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--tee", "--redirects"])
+@pytest.mark.parametrize("option", variants(["--tee", "--redirects"], slow=["--tee"]))
 def test_a_file_that_cannot_grow_is_an_error(option: str, tmp_path: Path) -> None:
     """As on a full disk: the limit of the size of files stands for it."""
 
@@ -109,7 +109,7 @@ def test_a_file_that_cannot_grow_is_an_error(option: str, tmp_path: Path) -> Non
         )
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_a_full_disk_is_named(tmp_path: Path) -> None:
     mount = ["unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=8k none "$0" && exec "$@"', str(tmp_path)]
     if subprocess.run([*mount, "true"], capture_output=True, check=False).returncode:

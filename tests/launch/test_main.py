@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import rankwise
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 PROGRAMS = Path(__file__).parent / "programs"
@@ -32,8 +33,7 @@ WAYS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", variants(WAYS, slow={"script"}))
 def test_ranks_find_the_definitions_and_effects_of_the_script(way: str, tmp_path: Path) -> None:
     """Where there is no module to import, all but the effects of its top level."""
     if way == "archive":

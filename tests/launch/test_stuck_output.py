@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from rankwise._launch.output.stream_writer import StreamWriter
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 
 FILL = str(Path(__file__).parent / "programs" / "fill.py")
@@ -43,14 +44,16 @@ def launched(*args: str, screen: int) -> Iterator[subprocess.Popen[str]]:
             launcher.kill()
 
 
+SIGNALS = [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)]
+
+
 def wait_until_ranks_wait(launcher: subprocess.Popen[str], nproc: int = 2) -> None:
     assert launcher.stderr is not None
     lines = sorted(launcher.stderr.readline() for _ in range(nproc))
     assert lines == [f"[{rank}] waits True\n" for rank in range(nproc)]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("blocking", [True, False])
+@pytest.mark.parametrize("blocking", variants([True, False], slow=[True]))
 def test_ranks_wait_for_a_reader_and_nothing_is_lost(blocking: bool, screen: tuple[int, int]) -> None:
     reader, writer = screen
     os.set_blocking(writer, blocking)
@@ -77,8 +80,7 @@ def test_a_killed_rank_is_noticed_while_nobody_reads_the_output(screen: tuple[in
     assert shown.count(b"\n") > 1000, "what was printed before is shown still"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("signals", "status"), [([signal.SIGTERM], 143), ([signal.SIGINT, signal.SIGINT], 130)])
+@pytest.mark.parametrize(("signals", "status"), variants(SIGNALS, slow=SIGNALS[:1]))
 def test_the_launcher_ends_at_a_signal_though_nobody_reads(
     signals: list[int], status: int, screen: tuple[int, int]
 ) -> None:
@@ -105,8 +107,7 @@ def test_output_that_cannot_be_written_is_a_failure() -> None:
     assert ended.stderr == wanted + "what ranks printed from then on is lost\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("command", ["command", "function"])
+@pytest.mark.parametrize("command", variants(["command", "function"], slow=["command"]))
 def test_closed_streams_show_nothing_and_do_no_harm(command: str, tmp_path: Path) -> None:
     file = tmp_path / "file"
     script = tmp_path / "script.py"
