@@ -59,6 +59,7 @@ def test_a_host_whose_ports_are_closed_is_named(tmp_path: Path) -> None:
     assert (tmp_path / "failing-hosts.txt").read_text() == "right\n"
 
 
+@pytest.mark.rare
 def test_a_name_server_that_does_not_answer_is_named(tmp_path: Path) -> None:
     silent = HERE / "programs" / "silent_port.py"
     shell = f'"$PYTHON" {silent} & server=$!; {PLAIN}; kill $server'

@@ -89,6 +89,7 @@ def test_a_cut_at_any_moment_ends_both_sides(seed: int, tmp_path: Path) -> None:
     assert messages.count("rankwise: ") >= 2, messages
 
 
+@pytest.mark.rare
 def test_a_host_that_comes_back_takes_part_again(tmp_path: Path) -> None:
     back = CUT + "ip link set right0 up; " + REDUCED.format(ranks=2, last=1, since="lost") + ': > "$2/back"; '
     back += f'{LAUNCH} {ELASTIC} "$1" {TIMEOUT} "$2" & launcher=$!; '

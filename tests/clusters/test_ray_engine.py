@@ -134,6 +134,7 @@ def assert_ended(ranks: list[int]) -> None:
     assert not alive
 
 
+@pytest.mark.rare
 def test_ctrl_c_ends_the_actors(ray_cluster: RayCluster, tmp_path: Path) -> None:
     process, ranks = start(ray_cluster, tmp_path)
     actors = [psutil.Process(pid).ppid() for pid in ranks]
@@ -153,6 +154,7 @@ def test_an_actor_is_killed(ray_cluster: RayCluster, tmp_path: Path) -> None:
     assert_ended(ranks)
 
 
+@pytest.mark.rare
 def test_a_node_is_removed(ray_cluster: RayCluster, tmp_path: Path) -> None:
     """The last test: the node is gone after it."""
     process, ranks = start(ray_cluster, tmp_path)

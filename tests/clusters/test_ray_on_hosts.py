@@ -14,7 +14,7 @@ from tests.clusters.hosts import BIN, needs_namespaces, on_two_hosts
 pytestmark = [
     needs_namespaces,
     pytest.mark.skipif(importlib.util.find_spec("ray") is None, reason="Ray is not installed"),
-    pytest.mark.slow,
+    pytest.mark.rare,
 ]
 
 PROGRAM = str(Path(__file__).parent / "programs" / "on_engine.py")
