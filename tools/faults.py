@@ -797,7 +797,7 @@ _LAUNCH = (
         "_MISUSED: Final = 2",
         "_MISUSED: Final = 1",
         "Scripts cannot tell misuse from a failed rank.",
-        "tests/cli/test_command.py::test_misuse_is_one_clear_error[args14---module and --no-python exclude each other]",
+        "tests/cli/test_command.py::test_misuse_is_one_clear_error",
     ),
 )
 

@@ -71,6 +71,7 @@ NCCL: list[tuple[str, int, int, float]] = [
 ]
 
 
+@pytest.mark.slow
 def test_each_collective_is_measured_on_ranks_started_here(tmp_path: Path) -> None:
     file = tmp_path / "rows.csv"
     ended = bench(*OPERATIONS, "-n", "4", "--minbytes", "64", *QUICK, "--csv", str(file))

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib import metadata
 from pathlib import Path
 
@@ -25,6 +26,7 @@ from rankwise.cli.launch_command import launch
 from rankwise.cli.main import main
 from tests.lanes import variants
 from tests.session.worlds import clean_environ
+from tests.tables import each_row
 
 PROGRAMS = Path(__file__).parents[1] / "launch" / "programs"
 RANKWISE = str(Path(sys.executable).with_name("rankwise"))
@@ -94,64 +96,76 @@ def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     assert shared.count("the calls of the ranks differ") == 2
 
 
-@pytest.mark.parametrize(
-    ("args", "said"),
-    [
-        (["launch", "-n", "2", "missing.py"], "script 'missing.py' does not exist"),
-        (["launch", "-n", "0", "x.py"], "nproc=0"),
-        (["launch", "-n", "-1", "x.py"], "nproc=-1"),
-        (["launch", "-n", "1000000", str(PROGRAMS / "train.py")], "nproc=1000000"),
-        (["launch", "-n", "x", "x.py"], "'x' is not a number, nor one of auto, cpu, gpu"),
-        (["launch", "x.py"], "script 'x.py' does not exist"),
-        (["launch", "-n", "2", "-m", "nosuch.module"], "module 'nosuch.module' is not found"),
-        (["launch", "-n", "2", "-m", "json.nosuch"], "module 'json.nosuch' is not found"),
-        (["launch", "-n", "2", "-m", "json.tool.py"], "did you mean -m json.tool?"),
-        (["launch", "-n", "2", "-m", "email"], "module 'email' is a package, and has no __main__.py"),
-        (["launch", "-n", "2"], "Missing argument 'TARGET'"),
-        (["launch", "-n", "2", "--max-restart", "1", "x.py"], "--max-restarts"),
-        (["launch", "-n", "2", "--nnodes", "2", str(PROGRAMS / "train.py")], "--nnodes=2 needs --master-addr"),
-        (
-            ["launch", "-n", "2", "--nnodes", "3:2", str(PROGRAMS / "train.py")],
-            "'3:2' is neither a number of hosts nor MIN:MAX",
-        ),
-        (["launch", "-n", "2", "--no-python", "--module", "x"], "--module and --no-python exclude each other"),
-        (["launch", "-n", "2", "--no-python", "missing-program"], "program 'missing-program' is not found"),
-        (["launch", "-n", "2", "--show", "0-x", "x.py"], "'0-x' is not a list of ranks"),
-        (["launch", "-n", "2", "--show", "3-1", "x.py"], "'3-1' is an empty range of ranks"),
-        (
-            ["launch", "-n", "2", "--show", "0,5", "x.py"],
-            "show names rank 5, and of 2 ranks, which are counted from 0, the last is 1",
-        ),
-        (["launch", "-np", "2", "x.py"], "-np is an option of mpirun: rankwise launch has -n, as in -n 2"),
-        (["launch", "-n", "2", "python3", "x.py"], "leave it out, rankwise starts Python itself"),
-        (["launch", "-n", "2", "--grace", "inf", "x.py"], "inf is not in the range"),
-        (["launch", "-n", "2", str(PROGRAMS)], "is a directory"),
-        (["env", "--launcher", "slrum"], "did you mean 'slurm'"),
-        (["lunch"], "No such command"),
-    ],
-)
+MISUSES = [
+    (["launch", "-n", "2", "missing.py"], "script 'missing.py' does not exist"),
+    (["launch", "-n", "0", "x.py"], "nproc=0"),
+    (["launch", "-n", "-1", "x.py"], "nproc=-1"),
+    (["launch", "-n", "1000000", str(PROGRAMS / "train.py")], "nproc=1000000"),
+    (["launch", "-n", "x", "x.py"], "'x' is not a number, nor one of auto, cpu, gpu"),
+    (["launch", "x.py"], "script 'x.py' does not exist"),
+    (["launch", "-n", "2", "-m", "nosuch.module"], "module 'nosuch.module' is not found"),
+    (["launch", "-n", "2", "-m", "json.nosuch"], "module 'json.nosuch' is not found"),
+    (["launch", "-n", "2", "-m", "json.tool.py"], "did you mean -m json.tool?"),
+    (["launch", "-n", "2", "-m", "email"], "module 'email' is a package, and has no __main__.py"),
+    (["launch", "-n", "2"], "Missing argument 'TARGET'"),
+    (["launch", "-n", "2", "--max-restart", "1", "x.py"], "--max-restarts"),
+    (["launch", "-n", "2", "--nnodes", "2", str(PROGRAMS / "train.py")], "--nnodes=2 needs --master-addr"),
+    (
+        ["launch", "-n", "2", "--nnodes", "3:2", str(PROGRAMS / "train.py")],
+        "'3:2' is neither a number of hosts nor MIN:MAX",
+    ),
+    (["launch", "-n", "2", "--no-python", "--module", "x"], "--module and --no-python exclude each other"),
+    (["launch", "-n", "2", "--no-python", "missing-program"], "program 'missing-program' is not found"),
+    (["launch", "-n", "2", "--show", "0-x", "x.py"], "'0-x' is not a list of ranks"),
+    (["launch", "-n", "2", "--show", "3-1", "x.py"], "'3-1' is an empty range of ranks"),
+    (
+        ["launch", "-n", "2", "--show", "0,5", "x.py"],
+        "show names rank 5, and of 2 ranks, which are counted from 0, the last is 1",
+    ),
+    (["launch", "-np", "2", "x.py"], "-np is an option of mpirun: rankwise launch has -n, as in -n 2"),
+    (["launch", "-n", "2", "python3", "x.py"], "leave it out, rankwise starts Python itself"),
+    (["launch", "-n", "2", "--grace", "inf", "x.py"], "inf is not in the range"),
+    (["launch", "-n", "2", str(PROGRAMS)], "is a directory"),
+    (["env", "--launcher", "slrum"], "did you mean 'slurm'"),
+    (["lunch"], "No such command"),
+]
+
+
+@pytest.fixture
+def handles_interrupts() -> Iterator[None]:
+    """Give SIGINT its handler back, which the command ignores at its end."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
+
+
+@pytest.mark.usefixtures("handles_interrupts")
+@each_row(("args", "said"), MISUSES)
 def test_misuse_is_one_clear_error(args: list[str], said: str) -> None:
-    ended = rankwise(*args)
-    assert ended.returncode == 2
+    ended = CliRunner().invoke(main, args)
+    assert ended.exit_code == 2
     assert said in ended.stderr
+
+
+def test_misuse_is_an_exit_status() -> None:
+    ended = rankwise("launch", "-n", "2", "missing.py")
+    assert ended.returncode == 2
+    assert "script 'missing.py' does not exist" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
-@pytest.mark.parametrize(
-    ("args", "note"),
-    [
-        (
-            ["script.py", "-n", "4"],
-            "rankwise: -n after script.py is an argument of the script; as an option of rankwise,",
-        ),
-        (
-            ["script.py", "--nproc-per-node=4"],
-            "rankwise: --nproc-per-node=4 after script.py is an argument of the script",
-        ),
-        (["script.py", "--lr", "4"], ""),
-        (["-n", "1", "script.py", "-n", "4"], ""),  # the order was known
-    ],
-)
+NOTES = [
+    (
+        ["script.py", "-n", "4"],
+        "rankwise: -n after script.py is an argument of the script; as an option of rankwise,",
+    ),
+    (["-n", "1", "script.py", "-n", "4"], ""),  # the order was known
+    (["script.py", "--nproc-per-node=4"], "rankwise: --nproc-per-node=4 after script.py is an argument of the script"),
+    (["script.py", "--lr", "4"], ""),
+]
+
+
+@pytest.mark.parametrize(("args", "note"), variants(NOTES, fast=NOTES[:2], slow=[]))
 def test_an_option_after_the_script_is_pointed_out(args: list[str], note: str, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nprint(sys.argv[1:])")

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import rankwise as rw
+from tests.lanes import variants
 from tests.tables import each_row
 
 
@@ -45,14 +46,12 @@ def fail_at_first(folder: str) -> str:
 
 
 def test_keywords_that_launch_does_not_have_are_those_of_the_function() -> None:
-    assert rw.launch(train, lr=0.1, nproc=2) == [(0, 0.1, 0.9), (1, 0.1, 0.9)]
-    assert rw.launch(train, 0.1, momentum=0.5, nproc=1) == [(0, 0.1, 0.5)]
-    assert rw.launch(anything, kwargs={"nprocs": 2, "timeout": 3}, nproc=1) == [{"nprocs": 2, "timeout": 3}]
-    assert rw.launch(limited, kwargs={"timeout": 5.0}, nproc=1) == [5.0]
-    assert rw.launch(limited, 3.0, timeout=50, nproc=1) == [3.0]
+    assert rw.launch(train, 0.1, momentum=0.5, nproc=2) == [(0, 0.1, 0.5), (1, 0.1, 0.5)]
+    found = rw.launch(anything, lr=0.1, kwargs={"nprocs": 2, "timeout": 3}, timeout=50, nproc=1)
+    assert found == [{"lr": 0.1, "nprocs": 2, "timeout": 3}]
 
 
-@pytest.mark.parametrize("nproc", [{}, {"nproc": "auto"}])
+@pytest.mark.parametrize("nproc", variants([{}, {"nproc": "auto"}], fast=[{}], slow=[]))
 def test_there_is_one_rank_without_an_accelerator(nproc: dict[str, str]) -> None:
     assert rw.launch(rw.get_world_size, **nproc) == [1]  # type: ignore[arg-type]
 

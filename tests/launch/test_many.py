@@ -49,15 +49,13 @@ def test_results_are_in_order_and_launches_overlap(tmp_path: Path, capfd: pytest
 
 
 def test_the_others_go_on_after_a_failure(capfd: pytest.CaptureFixture[str]) -> None:
-    arguments = [("raise",), ("return",), ("raise",)]
-    results = launch_many(end_as, arguments, nproc=2, failures="return")
-    assert results[1] == ["return", "return"]
-    for index in (0, 2):
-        assert isinstance(results[index], RankFailedError)
-        assert str(results[index]).startswith(f"run {index}: rank 1 of 2 on ")
-    assert f"rankwise: run {2}: rank 1 of 2 on " in capfd.readouterr().err
-    with pytest.raises(RankFailedError, match=r"^last: rank 1 of 2 on .* raised ValueError: this one fails"):
-        launch_many(end_as, {"first": ("return",), "last": ("raise",)}, nproc=2)
+    failed, result = launch_many(end_as, [("raise",), ("return",)], nproc=2, failures="return")
+    assert result == ["return", "return"]
+    assert isinstance(failed, RankFailedError)
+    assert str(failed).startswith("run 0: rank 1 of 2 on ")
+    assert "rankwise: run 0: rank 1 of 2 on " in capfd.readouterr().err
+    with pytest.raises(RankFailedError, match=r"^only: rank 1 of 2 on .* raised ValueError: this one fails"):
+        launch_many(end_as, {"only": ("raise",)}, nproc=2)
 
 
 def test_a_failure_stops_the_others_if_asked() -> None:
@@ -123,6 +121,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_all(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     with subprocess.Popen(

@@ -29,21 +29,16 @@ def lines_of(command: list[str], folder: Path, **variables: str) -> list[str]:
     return ended.stderr.splitlines()
 
 
-@each_row("options", [(), ("--no-prefix",)], ids=str)
-def test_lines_have_one_rank_under_the_launcher(options: tuple[str, ...], tmp_path: Path) -> None:
-    lines = lines_of([RANKWISE, "launch", "-n", "2", *options], tmp_path / str(len(options)))
-    expected = {f"[0] {line}" for line in LINES} | {"[1] WARNING train: careful"}
-    assert sorted(line for line in lines if "train" in line) == sorted(expected)
-
-
-def test_a_file_of_each_rank_has_all(tmp_path: Path) -> None:
+def test_lines_have_one_rank_under_the_launcher_and_the_file_of_each_rank_has_all(tmp_path: Path) -> None:
     port = str(free_port())
-    for _ in range(2):  # appended
-        lines_of([RANKWISE, "launch", "-n", "2"], tmp_path, MASTER_PORT=port)
+    for options in ((), ("--no-prefix",)):
+        lines = lines_of([RANKWISE, "launch", "-n", "2", *options], tmp_path, MASTER_PORT=port)
+        expected = {f"[0] {line}" for line in LINES} | {"[1] WARNING train: careful"}
+        assert sorted(line for line in lines if "train" in line) == sorted(expected)
     for rank in range(2):
         text = (tmp_path / f"rank_{rank}.log").read_text()
         found = re.findall(rf"^\S+ \S+ \[{rank}\] (\w+ train: .*)$", text, re.MULTILINE)
-        assert sorted(found) == sorted([*LINES, *LINES])
+        assert sorted(found) == sorted([*LINES, *LINES]), "the second launch appends"
 
 
 @pytest.fixture
