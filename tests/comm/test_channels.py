@@ -221,7 +221,7 @@ def test_a_failure_that_fills_a_connection_is_sent_to_the_end(group: list[Member
         assert isinstance(error, rw.RemoteRankError), error
 
 
-@pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "sockets"}), indirect=True)
+@pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "sockets"}, slow={"led hosts"}), indirect=True)
 def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]) -> None:
     for _ in range(3000):
         for member in group:
@@ -231,8 +231,9 @@ def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]
     assert_connected(group)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("route", ["page", "sockets", "several hosts"], indirect=True)
+@pytest.mark.parametrize(
+    "route", variants(["page", "sockets", "several hosts"], slow={"page", "sockets"}), indirect=True
+)
 def test_a_member_that_fails_repeatedly_waits_for_members_that_read_nothing(group: list[Member]) -> None:
     for member in (0, 1):
         with pytest.raises(rw.CollectiveTimeoutError, match=r"ranks? 1.* read nothing for 0\.2 s"):  # noqa: SIM117

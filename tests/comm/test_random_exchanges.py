@@ -187,7 +187,7 @@ def check(found: Any, own: int, step: Step, ranks: list[int], gone: int | None) 
 
 
 @pytest.mark.soak(300)
-@pytest.mark.parametrize("route", variants(ROUTES, fast={"page"}), indirect=True)
+@pytest.mark.parametrize("route", variants(ROUTES, fast={"page"}, slow={"sockets", "led hosts"}), indirect=True)
 @pytest.mark.parametrize("links", [len(RANKS)], indirect=True)
 def test_random_exchanges(links: list[Links], seed: int) -> None:
     ids = iter(range(1_000_000))

@@ -55,6 +55,10 @@ ENDS: dict[str, tuple[Callable[[psutil.Process], None], int]] = {
 }
 
 FAST = {("rank SIGKILL", "rankwise")}
+SLOW = {
+    *(("SIGTERM", "C++"), ("Ctrl-C", "rankwise"), ("Ctrl-C twice", "C++")),
+    *(("SIGKILL", "Python"), ("fork server SIGKILL", "Python"), ("rank SIGSEGV", "C++")),
+}
 
 
 class World:
@@ -115,7 +119,9 @@ def marked(folder: Path) -> list[psutil.Process]:
     return found
 
 
-@pytest.mark.parametrize(("end", "how"), variants(itertools.product(ENDS, ["Python", "C++", "rankwise"]), fast=FAST))
+@pytest.mark.parametrize(
+    ("end", "how"), variants(itertools.product(ENDS, ["Python", "C++", "rankwise"]), fast=FAST, slow=SLOW)
+)
 def test_nothing_is_left_of_ranks_that_stay(end: str, how: str, tmp_path: Path) -> None:
     world = World(tmp_path, how)
     act, status = ENDS[end]
@@ -198,7 +204,13 @@ def test_the_id_of_a_launch_counts_only_for_its_kin() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("before", [(), ("--no-python", sys.executable)], ids=["script", "program"])
+@pytest.mark.parametrize(
+    "before",
+    [
+        pytest.param((), id="script"),
+        pytest.param(("--no-python", sys.executable), id="program", marks=pytest.mark.rare),
+    ],
+)
 def test_ranks_that_do_not_listen_are_killed(before: tuple[str, ...], tmp_path: Path) -> None:
     world = World(tmp_path, "deaf", *before)
     twice(world.up())

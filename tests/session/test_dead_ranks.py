@@ -22,9 +22,12 @@ CAUSES = {
 PLACES = ["at once", "later", "in a group", "in its turn", "in rank zero's turn", "while others wait"]
 # Each cause, and the places that differ most.
 FAST = {("at once", how, 2) for how in CAUSES} | {("in a group", "killed", 4)}
+SLOW = {*((where, "killed", 4) for where in PLACES), ("in its turn", "raises", 2), ("in rank zero's turn", "ends", 2)}
 
 
-@pytest.mark.parametrize(("where", "how", "size"), variants(itertools.product(PLACES, CAUSES, [2, 4]), fast=FAST))
+@pytest.mark.parametrize(
+    ("where", "how", "size"), variants(itertools.product(PLACES, CAUSES, [2, 4]), fast=FAST, slow=SLOW)
+)
 def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
     who = {"in a group": 1, "while others wait": 1, "in rank zero's turn": 0}.get(where, size - 1)
     port = free_port()
@@ -40,7 +43,7 @@ def test_every_other_rank_raises(how: str, where: str, size: int) -> None:
         assert f"rank {who} {CAUSES[how]}" in process.stdout, process.stdout
 
 
-@pytest.mark.parametrize("size", variants([2, 4], fast=[2]))
+@pytest.mark.parametrize("size", variants([2, 4], fast=[2], slow=[]))
 @pytest.mark.parametrize("where", ["in data", "in ragged data", "in all_to_all"])
 def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
     port = free_port()
@@ -77,6 +80,7 @@ def test_the_state_of_each_rank_is_known(links: str) -> None:
     variants(
         itertools.product(["raises", "killed", "opening", "late"], [0, 2]),
         fast=[("raises", 0), ("killed", 2), ("opening", 2), ("late", 2)],
+        slow=[("killed", 0)],
     ),
 )
 def test_a_rank_that_fails_between_the_meeting_and_the_end_of_joining_is_named(how: str, who: int) -> None:

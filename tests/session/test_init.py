@@ -154,6 +154,7 @@ def test_a_program_that_just_ends_is_silent() -> None:
             ("one comes late", "rankwise"),
         ],
         fast=[("again", "by hand")],
+        slow=[("keeps DDP", "by hand"), ("one comes late", "by hand")],
     ),
 )
 def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> None:
@@ -171,8 +172,7 @@ def test_a_process_may_join_again(how: str, launcher: str, tmp_path: Path) -> No
         assert (launched.returncode, launched.stdout) == (0, "ok\nok\n"), launched.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("how", "status"), [("raise", 1), ("exit", 3), ("gone", 0)])
+@pytest.mark.parametrize(("how", "status"), variants([("raise", 1), ("exit", 3), ("gone", 0)], slow=[("raise", 1)]))
 def test_a_rank_zero_that_ends_early_holds_nobody_up(how: str, status: int) -> None:
     """The timeout is 280 s, and the ranks are given 200."""
     port = free_port()

@@ -7,6 +7,7 @@ import signal
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import free_port, plain, run_ranks
 
 NEVER = r"started with async_op=True, and never waited for: "
@@ -18,8 +19,7 @@ def run(how: str, program: str = "pending.py") -> tuple[tuple[int, str, str], tu
     return (zero.returncode, zero.stdout, zero.stderr), (one.returncode, one.stdout, one.stderr)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["exit", "finalize"])
+@pytest.mark.parametrize("how", variants(["exit", "finalize"], slow=["exit"]))
 def test_the_end_of_a_session_waits_for_pending_collectives(how: str) -> None:
     zero, one = run(how)
     assert (zero[0], one[0]) == (0, 0), zero[2] + one[2]
@@ -76,10 +76,10 @@ TRANSFER = r"send/recv from rank 0 to rank 1 at pending_transfer.py:14"
         pytest.param(
             "raise",
             rf"CollectiveError {TRANSFER} failed: rank 0 left with ValueError: no data.*",
-            marks=pytest.mark.slow,
+            marks=pytest.mark.rare,
         ),
-        pytest.param("never", rf"CollectiveTimeoutError {TRANSFER}: .*Missing: rank 0.*", marks=pytest.mark.slow),
-        pytest.param("other", rf"CollectiveTimeoutError {TRANSFER}: .*Missing: rank 0.*", marks=pytest.mark.slow),
+        ("never", rf"CollectiveTimeoutError {TRANSFER}: .*Missing: rank 0.*"),
+        pytest.param("other", rf"CollectiveTimeoutError {TRANSFER}: .*Missing: rank 0.*", marks=pytest.mark.rare),
     ],
 )
 def test_the_error_of_a_sender_is_raised_by_wait(how: str, expected: str) -> None:
@@ -89,8 +89,7 @@ def test_the_error_of_a_sender_is_raised_by_wait(how: str, expected: str) -> Non
     assert re.fullmatch(expected, one[1].strip()), one[1]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("how", ["exit", "nothing"])
+@pytest.mark.parametrize("how", variants(["exit", "nothing"], slow=["nothing"]))
 def test_the_interpreter_waits_for_a_pending_recv_until_the_value_is_there_or_the_sender_has_left(how: str) -> None:
     zero, one = run(how, "pending_transfer.py")
     assert (zero[0], one[0]) == (0, 0), zero[2] + one[2]

@@ -25,7 +25,7 @@ def drawn(seed: int) -> tuple[int, list[str]]:
 
 
 @pytest.mark.soak(500)
-@pytest.mark.parametrize("calls", variants(["blocking", "non-blocking"], fast={"blocking"}))
+@pytest.mark.parametrize("calls", variants(["blocking", "non-blocking"], fast={"blocking"}, slow=[]))
 def test_every_other_rank_names_the_one_that_was_killed(calls: str, seed: int) -> None:
     """The timeout of the session is 280 s: no rank has waited for it."""
     size, arguments = drawn(seed)

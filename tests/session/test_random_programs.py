@@ -11,6 +11,7 @@ import hypothesis
 import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 
+from tests.lanes import variants
 from tests.session.random_programs import Program, programs
 from tests.session.worlds import free_port, plain, run_ranks
 
@@ -38,9 +39,8 @@ def run(program: Program, route: str) -> None:
 
 
 @pytest.mark.soak(30)
-@pytest.mark.slow
-@pytest.mark.parametrize("ends", [False, True], ids=["errors", "ends"])
-@pytest.mark.parametrize("route", ROUTES)
+@pytest.mark.parametrize("ends", variants([False, True], slow=[True]), ids=["errors", "ends"])
+@pytest.mark.parametrize("route", variants(ROUTES, slow=["page", "several hosts"]))
 def test_random_programs(route: str, ends: bool, seed: int) -> None:
     @hypothesis.seed(seed)
     @EXAMPLES

@@ -53,9 +53,8 @@ def test_no_descriptor_is_needed() -> None:
     assert run("descriptors") == [["6000000.0", "6000000.0", "True"]] * 3
 
 
-@pytest.mark.slow
 @pytest.mark.soak(40)
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", variants(range(5), slow=[0]))
 def test_a_rank_that_is_killed_while_tensors_move_is_named(part: int, seed: int) -> None:
     """The timeout of the session is 280 s: no rank has waited for it."""
     victim, ended = run_until_killed("kill_in_reduction.py", 5 * seed + part)
@@ -76,8 +75,7 @@ def test_values_stay_when_their_sender_has_been_killed_and_after_finalize() -> N
         assert values == "0.0 2.0 2.0 2000000", process.stderr
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("limited", ["0", "1", "01"])
+@pytest.mark.parametrize("limited", variants(["0", "1", "01"], slow=["01"]))
 def test_a_value_that_does_not_fit_into_a_control_group_is_an_error_on_all(limited: str) -> None:
     """Of one rank that sends, or of two that together send too much; a rank that only maps needs no memory."""
     port = free_port()
@@ -96,9 +94,8 @@ def test_a_value_that_does_not_fit_into_a_control_group_is_an_error_on_all(limit
             assert process.stdout.startswith(f"RemoteRankError rank {limited} on "), process.stdout
 
 
-@pytest.mark.slow
 @pytest.mark.soak(40)
-@pytest.mark.parametrize("part", range(5))
+@pytest.mark.parametrize("part", variants(range(5), slow=[0]))
 def test_a_rank_that_is_killed_while_others_map_its_values_is_named(part: int, seed: int, tmp_path: Path) -> None:
     """The timeout of the session is 280 s: no rank has waited for it. The others have nothing mapped in the end."""
     victim, ended = run_until_killed("kill_in_values.py", 5 * seed + part, TMPDIR=str(tmp_path))

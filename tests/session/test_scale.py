@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lanes import variants
 from tests.session.worlds import free_port, plain, run_ranks
 
 pytestmark = pytest.mark.slow
@@ -30,7 +31,7 @@ def test_eight_ranks_with_few_descriptors() -> None:
     assert run(8, "few_files", "64") == ["works\n"] * 8
 
 
-@pytest.mark.parametrize("limit", [16, 24])
+@pytest.mark.parametrize("limit", variants([16, 24], slow=[24]))
 def test_too_few_descriptors_are_an_error_on_all_ranks(limit: int) -> None:
     """Rank zero names the limit; a rank that has not reached it before it ended does not know the cause."""
     first, *others = run(8, "few_files", str(limit))

@@ -66,7 +66,7 @@ def test_a_world_that_nobody_joined_has_no_store() -> None:
 
 
 @pytest.mark.parametrize("place", ["env://", "file"])
-@pytest.mark.parametrize("size", variants([1, 3], fast=[3]))
+@pytest.mark.parametrize("size", variants([1, 3], fast=[3], slow=[]))
 def test_ranks_of_an_adopted_group_share_a_store(size: int, place: str, tmp_path: Path) -> None:
     method = f"file://{tmp_path / 'meet'}" if place == "file" else place
     for process in ended("adopted", size, -1, "gloo", method):

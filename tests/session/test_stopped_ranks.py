@@ -31,6 +31,7 @@ COMPLETE = {
 # The calls that move data have no timeout of their own.
 IN_DATA = {"in data", "before a reduction in memory", "before its result"}
 FAST = {("before its frame", 1), ("after its frame", 0), ("before its result", 1)}
+SLOW = {("in data", 1), ("before a reduction in memory", 0), ("before the verdict", 0), ("after reading", 1)}
 
 
 def run(point: str, who: int, way: str, folder: Path) -> list[list[str]]:
@@ -43,7 +44,7 @@ def run(point: str, who: int, way: str, folder: Path) -> list[list[str]]:
     return [process.stdout.splitlines() for process in ended]
 
 
-@pytest.mark.parametrize(("point", "who"), variants(POINTS, fast=FAST))
+@pytest.mark.parametrize(("point", "who"), variants(POINTS, fast=FAST, slow=SLOW))
 def test_a_rank_that_is_killed_is_named(point: str, who: int, tmp_path: Path) -> None:
     ended = run(point, who, "kill", tmp_path)
     del ended[who]
@@ -58,7 +59,9 @@ def test_a_rank_that_is_killed_is_named(point: str, who: int, tmp_path: Path) ->
         assert gone in other
 
 
-@pytest.mark.parametrize(("point", "who"), variants([each for each in POINTS if each[0] not in IN_DATA], fast=FAST))
+@pytest.mark.parametrize(
+    ("point", "who"), variants([each for each in POINTS if each[0] not in IN_DATA], fast=FAST, slow=SLOW)
+)
 def test_a_rank_that_is_stopped_does_not_count_for_the_next_call(point: str, who: int, tmp_path: Path) -> None:
     ended = run(point, who, "stop", tmp_path)
     for rank, (one, other) in enumerate(ended):
@@ -70,8 +73,7 @@ def test_a_rank_that_is_stopped_does_not_count_for_the_next_call(point: str, who
         assert other == f"result {SIZE}"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("who", [0, 1])
+@pytest.mark.parametrize("who", variants([0, 1], slow=[1]))
 def test_a_rank_that_is_stopped_in_its_data_is_named(who: int, tmp_path: Path) -> None:
     """The others do not know which part of the data it has sent, so the group ends."""
     ended = run("in data", who, "stop", tmp_path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.lanes import variants
+
 PLUGIN = """
 import pytest
 
@@ -92,8 +94,7 @@ def test_a_project_may_extend_the_session(programs: pytest.Pytester) -> None:
     run(programs).assert_outcomes(passed=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("is_first", [True, False])
+@pytest.mark.parametrize("is_first", variants([True, False], slow=[True]))
 def test_the_fixture_of_another_plugin_comes_first(programs: pytest.Pytester, *, is_first: bool) -> None:
     """pytest loads `-p` before the plugins that are installed, and `pytest_plugins` after them."""
     programs.makepyfile(other_plugin=PLUGIN, test_it=TEST.format(session="the other plugin's"))

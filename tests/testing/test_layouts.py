@@ -41,7 +41,8 @@ def write(programs: pytest.Pytester, path: str, text: str) -> None:
 @pytest.mark.parametrize(
     "args",
     [
-        ["tests"],  # pytest reads conftest.py there, and in folders in it that are called test*
+        # pytest reads conftest.py there, and in folders in it that are called test*
+        pytest.param(["tests"], marks=pytest.mark.rare),
         ["tests/test_b/deep", "tests/test_b", "tests/test_a"],
     ],
     ids=["all", "each"],

@@ -7,6 +7,7 @@ import shutil
 
 import pytest
 
+from tests.lanes import variants
 from tests.testing.running import PROGRAMS, failure_report, run
 
 
@@ -17,7 +18,7 @@ def hooks(programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("-n", "2"), ("-p", "no:xdist")])
+@pytest.mark.parametrize("options", [pytest.param(("-n", "2"), marks=pytest.mark.rare), ("-p", "no:xdist")])
 def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ...]) -> None:
     programs.makeini("[pytest]\naddopts = --strict-markers --strict-config\ntimeout = 100\ntimeout_method = signal")
     result = run(programs, "hooked", *options)
@@ -29,8 +30,7 @@ def test_hooks_that_come_first(programs: pytest.Pytester, options: tuple[str, ..
         assert "a plugin runs tests in its own way" in failure_report(result, test)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("option", ["--setup-plan", "--setup-only"])
+@pytest.mark.parametrize("option", variants(["--setup-plan", "--setup-only"], slow=["--setup-only"]))
 def test_options_with_which_no_test_runs(programs: pytest.Pytester, option: str) -> None:
     result = run(programs, "hooked", option, "-k", "body")
     assert result.ret == 0
@@ -50,7 +50,9 @@ def test_reruns_run_in_ranks_again(programs: pytest.Pytester, monkeypatch: pytes
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("options", [("-n", "2"), ("--cov=test_plugged", "--cov-report=term")])
+@pytest.mark.parametrize(
+    "options", [pytest.param(("-n", "2"), marks=pytest.mark.rare), ("--cov=test_plugged", "--cov-report=term")]
+)
 def test_plugins_that_many_projects_have(
     programs: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...]
 ) -> None:
