@@ -244,6 +244,9 @@ def test_what_is_wrong_on_one_rank_is_raised_on_all(session: Session) -> None:
         agree("its disk is full" if session.rank else "")
 
 
+LOST = [("SIGKILL", "rank 1 is gone"), ("SIGSTOP", "Missing: rank 1")]
+
+
 @contextlib.contextmanager
 def faulty_rank(fault: str, side: str, *args: str) -> Iterator[list[subprocess.CompletedProcess[str]]]:
     """Run three ranks of which rank 1 has a fault; yield what the others end with, while a stopped rank exists."""
@@ -257,9 +260,8 @@ def faulty_rank(fault: str, side: str, *args: str) -> Iterator[list[subprocess.C
             process.kill()
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("side", variants(["ours", "backends"], slow=["ours"]))
-@pytest.mark.parametrize(("fault", "text"), [("SIGKILL", "rank 1 is gone"), ("SIGSTOP", "Missing: rank 1")])
+@pytest.mark.parametrize(("fault", "text"), variants(LOST, slow=LOST[:1]))
 def test_a_lost_rank_is_named_by_the_others(fault: str, text: str, side: str) -> None:
     with faulty_rank(fault, side, "--maxbytes", "4", "--seconds", "1", "--timeout", "10") as others:
         assert [text in ended.stderr for ended in others] == [True, True], others

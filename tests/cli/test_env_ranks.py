@@ -154,7 +154,7 @@ def test_all_over_the_store_of_an_agent_without_a_rank() -> None:
     del serving
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_all_over_a_store_with_a_rank_that_dies_before_its_report() -> None:
     serving, port = store.serve(one_host=True, timeout=SECONDS)
     commands = [[RANKWISE, "env", "--all", "--timeout", "5"]] * 2

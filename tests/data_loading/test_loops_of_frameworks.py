@@ -32,7 +32,7 @@ def ranks_of(framework: str, folder: Path, name: str, **variables: str) -> list[
     return sorted((json.loads(line) for line in lines if line.startswith("{")), key=lambda one: one["rank"])
 
 
-@pytest.mark.parametrize("framework", variants(["plain", "ignite", "accelerate", "lightning"], slow=["lightning"]))
+@pytest.mark.parametrize("framework", variants(["plain", "ignite", "accelerate", "lightning"], slow=["ignite"]))
 def test_a_loop_stops_goes_on_and_ends_as_an_undisturbed_plain_one(framework: str, tmp_path: Path) -> None:
     if framework != "plain" and importlib.util.find_spec(framework) is None:
         pytest.skip(f"{framework} is not installed")

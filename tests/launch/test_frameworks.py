@@ -17,12 +17,12 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 FRAMEWORKS = [
     ("with_accelerate", "2 [0, 1] MULTI_CPU"),
-    ("with_ignite", "2 [0, 1] True"),
     ("with_lightning", "2 [0, 1] TorchElasticEnvironment"),
+    ("with_ignite", "2 [0, 1] True"),
 ]
 
 
-# Another test trains with Lightning: tests/data_loading/test_loops_of_frameworks.py.
+# Another test trains with Ignite: tests/data_loading/test_loops_of_frameworks.py.
 @pytest.mark.parametrize(("program", "printed"), variants(FRAMEWORKS, slow=FRAMEWORKS[:2]))
 def test_a_framework_runs(program: str, printed: str, tmp_path: Path) -> None:
     ended = subprocess.run(
