@@ -30,7 +30,7 @@ session = rw.init()
 value = session.rank + 41
 if session.rank == 1:
     breakpoint()
-rw.barrier("debugged", timeout=3)
+rw.barrier("debugged", timeout=5)
 print("sum", rw.all_reduce(value))
 """,
     "fails.py": "import os\nif os.environ['RANK'] == '1':\n    wrong = 7\n    raise ValueError('of rank 1')",
@@ -165,7 +165,7 @@ def test_a_rank_has_the_terminal_while_the_others_wait() -> None:
     # Longer than the timeout of the others, whose output comes after.
     terminal = Terminal(["rankwise", "launch", "-n", "2", "stops.py"])
     terminal.expect(PROMPT)
-    time.sleep(4)
+    time.sleep(6)
     terminal.type("p value\n")
     terminal.expect("42")
     terminal.type("\x03")
