@@ -49,6 +49,7 @@ def test_hosts_with_equal_links_are_well(tmp_path: Path) -> None:
     assert out.splitlines()[-1].startswith("OK")
 
 
+@pytest.mark.rare
 def test_between_hosts_the_limit_is_their_link(tmp_path: Path) -> None:
     out = bench(tmp_path, "all_reduce --minbytes 1M --maxbytes 1M --seconds 0.1", hosts=2, slow=1, rate=100)
     *_, last = out.splitlines()

@@ -100,13 +100,13 @@ def test_launchers_inside_of_a_rank_of_rankwise_launch(mpirun: tuple[str, ...], 
     assert found == [({"rankwise"}, [(0, 1)]), ({"torchrun"}, both), ({inner}, both)]
 
 
-@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
+@pytest.mark.rare
 def test_mpirun_of_shells(mpirun: tuple[str, ...]) -> None:
     """Ranks wrapped in shells have other parents, and still meet."""
     check(run([*mpirun, "-n", "2", "sh", "-c", f"true; {PYTHON} {JOIN}; true"]), 2)
 
 
-@pytest.mark.parametrize("mpirun", variants(["openmpi", "mpich"], slow=["openmpi"]), indirect=True)
+@pytest.mark.rare
 def test_two_mpiruns_side_by_side_do_not_meet(mpirun: tuple[str, ...]) -> None:
     both = [
         subprocess.Popen([*mpirun, "-n", "2", PYTHON, JOIN], env=clean_environ(), stdout=subprocess.PIPE, text=True)

@@ -14,10 +14,10 @@ from tests.session.worlds import clean_environ
 
 pytestmark = pytest.mark.slow
 
-every_mpi = pytest.mark.parametrize("mpi", variants(MPIS, slow={"openmpi-5", "mpich-5"}), indirect=True)
+every_mpi = pytest.mark.parametrize("mpi", variants(MPIS, slow={"mpich-5"}), indirect=True)
 # Those whose library mpi4py can load by its name.
 WITH_MPI4PY = ["openmpi-5", "mpich-5", "openmpi-4", "intel"]
-with_mpi4py = pytest.mark.parametrize("mpi", variants(WITH_MPI4PY, slow={"openmpi-5", "mpich-5"}), indirect=True)
+with_mpi4py = pytest.mark.parametrize("mpi", variants(WITH_MPI4PY, slow={"openmpi-5"}), indirect=True)
 one_of_each = pytest.mark.parametrize("mpi", variants(["openmpi-5", "mpich-5"], slow={"openmpi-5"}), indirect=True)
 
 

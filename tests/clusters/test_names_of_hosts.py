@@ -32,13 +32,14 @@ ONLY_IPV6 += "ip -6 addr add fd00::$((HOST + 1))/64 dev $dev nodad; "
 OWN_NAMES = f'unshare --mount sh {HERE / "own_names.sh"} "$2" '
 
 
-def joined_on(folder: Path, shell: str, names: str = LOOPBACK) -> None:
-    """Join from both hosts, and check who is where; host 0 of c10d may be either."""
+def joined_on(folder: Path, shell: str, names: str = LOOPBACK) -> str:
+    """Join from both hosts, check who is where, and return standard error; host 0 of c10d may be either."""
     ended = on_two_hosts(folder, shell, PLACED, str(folder), names=names)
     found = places(ended)
     first = found[0]["host"]
     other = "right" if first == "left" else "left"
     check_places(found, [first, first, other, other])
+    return ended.stderr
 
 
 def give_names(folder: Path, names: tuple[str, str]) -> None:
@@ -67,8 +68,9 @@ def test_hosts_with_an_interface_that_leads_nowhere(tmp_path: Path, start: str) 
     joined_on(tmp_path, SECOND + start, LOOPBACK + TWO_ADDRESSES)
 
 
-def test_hosts_with_ipv6_alone(tmp_path: Path) -> None:
-    joined_on(tmp_path, f'{ONLY_IPV6} exec {LAUNCH} {C10D.format("[fd00::1]", 60)} "$1"')
+def test_hosts_with_ipv6_alone_and_without_a_secret_which_they_are_told_once(tmp_path: Path) -> None:
+    messages = joined_on(tmp_path, f'{ONLY_IPV6} exec {LAUNCH} {C10D.format("[fd00::1]", 60)} "$1"')
+    assert messages.count("the hosts of this job have no secret") == 1
 
 
 @pytest.mark.rare

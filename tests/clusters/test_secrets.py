@@ -30,12 +30,6 @@ def test_hosts_with_a_secret_are_one_world(tmp_path: Path, options: str) -> None
     assert "RANKWISE_SECRET" not in ended.stderr
 
 
-def test_hosts_without_one_are_warned_once(tmp_path: Path) -> None:
-    ended = on_two_hosts(tmp_path, f'exec {LAUNCH} {STATIC} "$1"', PLACED)
-    check_places(places(ended), ["left", "left", "right", "right"])
-    assert ended.stderr.count("the hosts of this job have no secret") == 1
-
-
 @pytest.mark.parametrize("start", variants(["launch", "plain"], slow=["launch"]))
 def test_a_host_with_another_secret_is_an_error_on_both(tmp_path: Path, start: str) -> None:
     command = f'{LAUNCH} {STATIC} "$1"'

@@ -36,7 +36,7 @@ def test_a_rank_that_does_not_come_is_named(how: str, seed: int) -> None:
     assert place(how) in output
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @pytest.mark.skipif(not can_unshare(), reason="no user namespaces")
 def test_a_job_in_a_container_of_this_host() -> None:
     injection = Injection(launcher="rankwise", victim=2, how="lock")

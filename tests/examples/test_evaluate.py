@@ -22,7 +22,7 @@ def metrics(command: list[str], folder: Path) -> list[str]:
     return [line.split()[-1] for line in ended.stdout.splitlines()]
 
 
-@pytest.mark.parametrize("sizes", variants([[3], [1, 2, 4]], slow=[[3]]))
+@pytest.mark.parametrize("sizes", variants([[2], [1, 3, 4]], slow=[[2]]))
 def test_metrics_are_those_of_one_process_to_the_last_digit(sizes: list[int], tmp_path: Path) -> None:
     expected = metrics([sys.executable, EVALUATE], tmp_path)
     assert len(expected) == 3

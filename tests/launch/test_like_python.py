@@ -78,7 +78,7 @@ ENDINGS = {
     "closed stdout": "import sys\nsys.stdout.close()",
 }
 FAST = {"raise"}
-SLOW = {"exit(3)", "exit(text)", "syntax", "excepthook raises", "interrupt", "atexit"}
+SLOW = {"exit(text)", "excepthook raises", "interrupt"}
 # Those without an error, which ranks of one launch reach side by side.
 WELL = [
     *("nothing", "exit()", "exit(None)", "exit(0)", "exit(256)", "thread raises", "thread runs", "daemon runs"),

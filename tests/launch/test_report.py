@@ -14,6 +14,7 @@ import rankwise as rw
 from rankwise._launch.rank_traceback import format_traceback
 from rankwise._launch.report import describe_failures
 from rankwise.errors import RankFailure, summary
+from tests.lanes import variants
 from tests.session.worlds import clean_environ
 from tests.tables import each_row
 
@@ -111,8 +112,10 @@ def test_ranks_that_raised_alike_share_a_line() -> None:
     assert stopped == "ranks 5-6 then were stopped (SIGTERM)"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("extra", [[], ["--no-preload"]], ids=["forked", "fresh"])
+EXTRA: list[list[str]] = [[], ["--no-preload"]]
+
+
+@pytest.mark.parametrize("extra", variants(EXTRA, slow=EXTRA[:1]), ids=["forked", "fresh"])
 def test_a_message_of_several_lines_is_reported(extra: list[str], tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys\nsys.stderr.write('unfinished')\nraise ValueError('first\\nsecond')\n")
