@@ -19,8 +19,22 @@ SOURCES = Path(__file__).with_name("simdev")
 KEY_FILE = "key"
 # The module is built beside its sources; torch loads it by its entry point.
 SETUP = """
+from concurrent.futures import ThreadPoolExecutor
 from setuptools import setup
 from torch.utils.cpp_extension import BuildExtension, CppExtension
+
+
+class Build(BuildExtension):
+    def build_extensions(self):
+        compile_all = self.compiler.compile
+
+        def compile_at_once(sources, **settings):
+            with ThreadPoolExecutor() as pool:
+                return sum(pool.map(lambda source: compile_all([source], **settings), sources), [])
+
+        self.compiler.compile = compile_at_once
+        super().build_extensions()
+
 
 sources = ["simdev/device.cpp", "simdev/communication.cpp"]
 setup(
@@ -28,7 +42,7 @@ setup(
     version="0",
     packages=["simdev"],
     ext_modules=[CppExtension("simdev._simccl", sources, extra_compile_args=["-O0", "-std=c++20", "-w"])],
-    cmdclass={"build_ext": BuildExtension.with_options(use_ninja=False)},
+    cmdclass={"build_ext": Build.with_options(use_ninja=False)},
     entry_points={"torch.backends": ["simdev = simdev:load"]},
 )
 """
@@ -48,7 +62,7 @@ def build(folder: Path) -> None:
     shutil.copy(SOURCES / "module.py", package / "__init__.py")
     (folder / "setup.py").write_text(SETUP)
     environ = {**os.environ, "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-    command = [sys.executable, "setup.py", "--quiet", "egg_info", "build_ext", "--inplace", "--parallel", "2"]
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "build_ext", "--inplace"]
     subprocess.run(command, cwd=folder, env=environ, check=True)
     shutil.rmtree(folder / "build")
     (folder / KEY_FILE).write_text(key)
