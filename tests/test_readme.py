@@ -28,9 +28,12 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert max(losses) < 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_the_commands_run(tmp_path: Path) -> None:
-    """All but those of other launchers, run in tests/clusters, and of hanging jobs, in tests/diagnose."""
+    """All but those of other launchers, run in tests/clusters, and of hanging jobs, in tests/diagnose.
+
+    `make docs-check` runs it, too.
+    """
     section = README.partition("## From the command line")[2].partition("\n## ")[0]
     lines = [
         line.partition("#")[0].split()

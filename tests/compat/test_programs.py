@@ -69,7 +69,7 @@ def test_mmcv_alone(tmp_path: Path) -> None:
     assert told.startswith("told 0 1 0 127.0.0.1 ")
 
 
-@pytest.mark.parametrize("size", variants([1, 4], slow=[4]))
+@pytest.mark.parametrize("size", variants([1, 2, 4], slow=[2]))
 def test_torch_launch(size: int, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "rankwise.compat.torch_launch", "--no_prefix", f"--nproc_per_node={size}"]
     script = str(PROGRAMS / "train_launch.sh")

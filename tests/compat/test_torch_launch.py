@@ -117,22 +117,24 @@ def test_local_rank_is_an_argument_only_without_use_env(tmp_path: Path) -> None:
     assert [args for args, _ in found] == [["--lr", "1", f"--local_rank={rank}"] for rank in range(2)]
 
 
-@pytest.mark.slow
-def test_programs_of_any_kind_run(tmp_path: Path) -> None:
+KINDS = [
+    ("plain.py", "plain ['plain.py', 'a', 'b']\n"),
+    ("./run.sh", "shell 0 a b\n"),
+    ("./own.py", "own False\n"),
+    ("./bare.py", "bare __main__\n"),
+    ("echo", "a b\n"),
+]
+
+
+@pytest.mark.parametrize(("target", "wanted"), variants(KINDS, slow=KINDS[:2]))
+def test_programs_of_any_kind_run(target: str, wanted: str, tmp_path: Path) -> None:
     """With the run bit it is a program, as in the original; a Python script need not have it, nor a first line."""
     write(tmp_path / "run.sh", "#!/bin/sh\necho shell $RANK $*\n", 0o755)
     write(tmp_path / "own.py", f"#!{sys.executable}\nimport sys\nprint('own', 'torch' in sys.modules)\n", 0o755)
     write(tmp_path / "plain.py", "import sys\nprint('plain', sys.argv)\n")
     write(tmp_path / "bare.py", "print('bare', __name__)\n", 0o755)
-    for target, wanted in (
-        ("./run.sh", "shell 0 a b\n"),
-        ("./own.py", "own False\n"),
-        ("plain.py", "plain ['plain.py', 'a', 'b']\n"),
-        ("./bare.py", "bare __main__\n"),
-        ("echo", "a b\n"),
-    ):
-        ended = launch(target, "a", "b", cwd=tmp_path)
-        assert (ended.returncode, ended.stdout) == (0, wanted), ended.stderr
+    ended = launch(target, "a", "b", cwd=tmp_path)
+    assert (ended.returncode, ended.stdout) == (0, wanted), ended.stderr
 
 
 @pytest.mark.slow

@@ -26,7 +26,7 @@ def test_a_run_that_stops_tells_all(programs: pytest.Pytester) -> None:
     assert "ranks 0-1 failed: ValueError: no data" in result.stdout.str()
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_ranks_that_end_badly_after_a_test_without_ranks_are_told_with_xdist(programs: pytest.Pytester) -> None:
     programs.makeconftest(
         "import os\ndef pytest_sessionfinish():\n    if 'RANK' in os.environ: raise ValueError('a bad end')"
