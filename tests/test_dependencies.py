@@ -82,6 +82,7 @@ def test_the_command_shows_the_environment_without_torch(without_torch: dict[str
     assert "needs PyTorch" in ended.stderr
 
 
+@pytest.mark.slow
 def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:
     program = str(Path(__file__).parent / "testing" / "programs" / "needs_torch.py")
     pytest_alone = ("-m", "pytest", "-p", "no:cacheprovider", "-c", os.devnull, "--noconftest", program)
@@ -97,6 +98,7 @@ def test_the_plugin_says_so_in_a_line(without_torch: dict[str, str]) -> None:
     assert "1 passed, 1 deselected, 1 error" in alone.stdout
 
 
+@pytest.mark.slow
 def test_without_posix_a_process_alone_works_and_the_rest_is_one_sentence() -> None:
     """As on Windows."""
     program = Path(__file__).parent / "session" / "programs" / "without_posix.py"

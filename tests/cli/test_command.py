@@ -78,6 +78,7 @@ def test_a_rank_that_fails_ends_the_world_and_is_named(how: str, status: int, sa
         assert "rank 1 of 2 leaves with ValueError: the loss is not a number (fail.py:12)" in ended.stderr
 
 
+@pytest.mark.slow
 def test_an_error_of_all_ranks_is_shown_once(tmp_path: Path) -> None:
     script = tmp_path / "same.py"
     lines = [
@@ -340,7 +341,7 @@ def test_a_signal_to_the_launcher_ends_every_rank(number: signal.Signals, tmp_pa
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("tool", variants(["cProfile", "coverage"], fast={"cProfile"}, slow=[]))
+@pytest.mark.parametrize("tool", variants(["cProfile", "coverage"], slow={"cProfile"}))
 def test_what_observes_the_launcher_writes_its_results(tool: str, tmp_path: Path) -> None:
     """At the end of the program, or in a function that runs at exit. The exit status is that of the launch."""
     (tmp_path / "fails.py").write_text(

@@ -63,6 +63,7 @@ def test_following_shows_each_attempt_until_the_launch_has_ended(tmp_path: Path)
     assert one.stdout == "".join(line for line in last if line.startswith("[1]"))
 
 
+@pytest.mark.slow
 def test_a_newer_launch_is_the_one_that_is_shown(tmp_path: Path) -> None:
     for text in ("older", "newer"):
         launch = [*RANKWISE, "launch", "--log-dir", str(tmp_path), "--no-python", "echo", text]

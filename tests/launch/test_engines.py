@@ -91,6 +91,7 @@ def test_a_failure_is_that_of_a_launch(how: str, exitcode: int, message: str) ->
     assert isinstance(caught.value.__cause__, KeyError) is (how == "raise")
 
 
+@pytest.mark.slow
 def test_a_script_that_raises_in_its_session_is_a_failure(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """It tells what has started it first that it leaves the others."""
     script = tmp_path / "script.py"

@@ -58,6 +58,7 @@ def test_the_others_go_on_after_a_failure(capfd: pytest.CaptureFixture[str]) -> 
         launch_many(end_as, {"only": ("raise",)}, nproc=2)
 
 
+@pytest.mark.slow
 def test_a_failure_stops_the_others_if_asked() -> None:
     with pytest.raises(RankFailedError, match=r"^run 1: rank 1 of 2 on "):
         launch_many(end_as, [("wait",), ("raise",), ("wait",), ("wait",)], nproc=2, parallel=2, failures="stop")
