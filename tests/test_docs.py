@@ -13,6 +13,7 @@ import rankwise as rw
 from benchmarks import ratios
 from rankwise._environment.detect import LAUNCHERS
 from rankwise._environment.facts import OVERRIDES
+from tests.lanes import variants
 from tests.session.worlds import run_in
 from tests.tables import each_row
 from tests.test_public_api import MODULES, TABLE
@@ -38,8 +39,7 @@ BIN = Path(sys.executable).parent
 RUN_ALL = "import runpy, sys\nfor script in sys.argv[1:]:\n    runpy.run_path(script, run_name='__main__')\n"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", variants([1, 2], slow=[2]))
 def test_every_example_of_the_guide_runs(ranks: int, tmp_path: Path) -> None:
     text = "\n".join(page.read_text() for page in RUN_HERE)
     examples = re.findall(r"```python\n(.*?)```", text, re.DOTALL)

@@ -25,6 +25,7 @@ def test_bench_under_mpirun(mpirun: tuple[str, ...]) -> None:
     check([*mpirun, "-n", "2"])
 
 
+@pytest.mark.rare
 def test_bench_under_torchrun(tmp_path: Path) -> None:
     check([str(BIN / "torchrun"), "--standalone", "--nproc-per-node=2", "--no-python"], TMPDIR=str(tmp_path))
 

@@ -57,7 +57,7 @@ def test_every_block_has_a_command_that_starts_the_script() -> None:
         assert all(re.search(r"train\.py$|rankwise env --all$", command) for command in commands(section)), section
 
 
-@pytest.mark.parametrize("section", variants(INSTALLED, slow={"rankwise launch"}))
+@pytest.mark.parametrize("section", variants(INSTALLED, slow=()))
 def test_on_one_host(section: str, tmp_path: Path) -> None:
     if section == "Accelerate" and shutil.which("accelerate", path=str(BIN)) is None:
         pytest.skip("accelerate is not installed")

@@ -57,6 +57,7 @@ def test_another_user_of_one_host_runs_no_code_in_ranks(tmp_path: Path, attack: 
     assert statuses == [0, 0] or "rankwise: " in said, said
 
 
+@pytest.mark.rare
 @pytest.mark.soak(10)
 def test_a_thousand_connections_to_each_port_are_dropped(seed: int, tmp_path: Path) -> None:
     """They prove nothing: a third sends nothing, a third half a message, and a third garbage."""

@@ -36,7 +36,7 @@ def test_hosts_whose_names_cannot_be_used(tmp_path: Path, names: str) -> None:
     check_places(places(ended), ["left", "left", "right", "right"])
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 def test_virtex_launches_on_two_machines(tmp_path: Path) -> None:
     program = adapted("train_virtex.py", tmp_path)
     options = "--num-machines 2 --num-gpus-per-machine 2 --dist-url tcp://10.9.9.1:23456"

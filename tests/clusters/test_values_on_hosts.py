@@ -14,7 +14,7 @@ PROGRAM = str(HERE / "programs" / "values.py")
 pytestmark = [needs_namespaces, pytest.mark.slow]
 
 
-@pytest.mark.parametrize("per_host", variants([2, 3], slow=[2]))
+@pytest.mark.parametrize("per_host", variants([2, 3], slow=[]))
 def test_a_value_is_sent_once_to_each_host(tmp_path: Path, per_host: int) -> None:
     out = _run(tmp_path, per_host, "with-errors")
     # The values that each host sends: all of its own, or those that are not at their destination.

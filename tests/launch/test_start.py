@@ -132,7 +132,7 @@ def test_ranks_start_and_end_where_there_is_no_proc() -> None:
         time.sleep(0.02)
 
 
-@pytest.mark.slow
+@pytest.mark.rare
 @NAMESPACES
 def test_ranks_of_python_say_that_there_is_no_proc(tmp_path: Path) -> None:
     (tmp_path / "train.py").touch()

@@ -26,6 +26,8 @@ LAUNCHERS = {
 }
 STATUS_AFTER_SIGTERM = {"rankwise": 128 + signal.SIGTERM, "torchrun": 1}
 SECONDS = 200
+# Which process of which launcher gets a signal.
+TARGETS = [("rankwise", "launcher"), ("rankwise", "rank"), ("torchrun", "launcher"), ("torchrun", "rank")]
 
 
 @contextmanager
@@ -49,8 +51,7 @@ def read_until(process: subprocess.Popen[str], text: str) -> str:
     raise AssertionError(f"no {text!r}")
 
 
-@pytest.mark.parametrize("target", ["launcher", "rank"])
-@pytest.mark.parametrize("launcher", variants(LAUNCHERS, fast=["rankwise"]))
+@pytest.mark.parametrize(("launcher", "target"), variants(TARGETS, fast=TARGETS[:2], slow=TARGETS[2:3]))
 def test_all_ranks_stop_at_one_step_and_save(launcher: str, target: str, tmp_path: Path) -> None:
     with job(launcher, tmp_path) as process:
         pid = process.pid if target == "launcher" else int((tmp_path / "pid1").read_text())
