@@ -162,9 +162,10 @@ def read_wait(pid: int) -> Wait | None:
 def descriptors_of(pid: int) -> dict[int, str]:
     """Return the targets of the descriptors of a process; none if they cannot be read."""
     targets: dict[int, str] = {}
-    with suppress(OSError, ValueError):  # it ends meanwhile, or belongs to another user
+    with suppress(OSError):  # it ends meanwhile, or belongs to another user
         for entry in Path(f"/proc/{pid}/fd").iterdir():
-            targets[int(entry.name)] = str(entry.readlink())
+            with suppress(OSError, ValueError):  # it has closed this one: so does this process after its own listing
+                targets[int(entry.name)] = str(entry.readlink())
     return targets
 
 
