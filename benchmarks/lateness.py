@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from torch.distributed import HashStore
+
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.page.layout import FILE_BYTES
@@ -36,7 +38,16 @@ def leader_and_member() -> tuple[PageChannel, PageChannel]:
         wakers = [os.eventfd(0, os.EFD_NONBLOCK) for _ in RANKS]
         processes = [os.pidfd_open(os.getpid()) for _ in RANKS]
         page = HostPage(ranks=RANKS, rank=rank, memory=os.dup(file), wakers=wakers, processes=processes)
-        links = Links(rank, connections={}, hosts={}, host_names={}, page=page)
+        links = Links(
+            rank,
+            units=[RANKS],
+            hosts={},
+            host_names={},
+            page=page,
+            store=HashStore(),
+            secret=None,
+            own_address=str,
+        )
         channels.append(PageChannel(0, RANKS, links, page))
     return channels[0], channels[1]
 

@@ -16,7 +16,7 @@ import rankwise as rw
 from rankwise._launch.forkserver.ipc import StartRequest, Target, TargetKind
 from rankwise._net.acceptor import Client
 from rankwise._net.job_secret import DEFAULT_FILE, JobSecret, code, find_secret
-from rankwise._net.rank_proof import AcceptedProofs, connection_key, send_hello, send_proof
+from rankwise._net.rank_proof import AcceptedProofs, Sender, connection_key, prove
 from rankwise._rendezvous.signed_store import SignedStore, part_of
 from rankwise.cli.env_report import _variables
 from tests.session.worlds import clean_environ
@@ -92,13 +92,11 @@ def test_ranks_prove_to_each_other_that_they_know_the_key(same: bool) -> None:
     with near, far:
         near.settimeout(20)
         client, proofs, sent = Client(near, 0.0, "here"), AcceptedProofs(ours), list[bool]()
-        thread = threading.Thread(target=lambda: sent.append(send_proof(far, theirs, send_hello(far, 3))))
+        thread = threading.Thread(target=lambda: sent.append(prove(far, theirs, 3)))
         thread.start()
-        assert client.read(proofs.missing(client))
-        assert proofs.rank_of(client) is None  # its answer is sent
+        assert proofs.sender(client) is None  # its answer is sent
         if same:
-            assert client.read(proofs.missing(client))
-            assert proofs.rank_of(client) == 3
+            assert proofs.sender(client) == Sender(3, 0)
         thread.join(20)
         assert sent == [same]
 
@@ -107,9 +105,8 @@ def test_a_proof_with_another_key_is_refused() -> None:
     near, far = socket.socketpair()
     with near, far:
         client, proofs = Client(near, 0.0, "here"), AcceptedProofs(b"key")
-        far.sendall(bytes(20) + bytes(32))
-        assert client.read(proofs.missing(client))
-        assert proofs.rank_of(client) == -1
+        far.sendall(bytes(28) + bytes(32))
+        assert proofs.sender(client) == Sender(-1, 0)
 
 
 WAITS = """

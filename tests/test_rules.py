@@ -75,7 +75,7 @@ def calls_in_rankwise(talk: Callable[[], object]) -> int:
 
 
 def test_cost_does_not_grow_with_the_world() -> None:
-    """Rule 10: the same number of calls at 100 ranks and at 100,000, for what need not know every rank."""
+    """Rule 10: the same number of calls at 100 ranks and at 16,384, for what need not know every rank."""
     tensor = torch.ones(10)
     parameters = [torch.nn.Parameter(torch.ones(3)) for _ in range(3)]
     talks: dict[str, Callable[[], object]] = {
@@ -91,8 +91,8 @@ def test_cost_does_not_grow_with_the_world() -> None:
     with torch.random.fork_rng():
         with fake_group(world_size=100):
             small = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
-        with fake_group(world_size=100_000):
-            assert rw.get_world_size() == 100_000
+        with fake_group(world_size=16_384):
+            assert rw.get_world_size() == 16_384
             large = {name: calls_in_rankwise(talk) for name, talk in talks.items()}
     assert large == small
 

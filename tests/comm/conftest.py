@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from torch.distributed import HashStore
 
-from rankwise._comm.control import exchange
+from rankwise._comm.control import tree
 from rankwise._comm.control.links import connect
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
@@ -26,7 +26,7 @@ def network_of_a_pair() -> str:
     return str(int(threading.current_thread().name) // 2)
 
 
-ROUTES = ["page", "sockets", "led sockets", "several hosts", "led hosts"]
+ROUTES = ["page", "sockets", "led sockets", "several hosts", "pages of hosts"]
 
 
 @pytest.fixture(params=ROUTES)
@@ -35,11 +35,11 @@ def route(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     route: str = request.param
     if route == "several hosts":
         monkeypatch.setattr(connect, "network_id", lambda: threading.current_thread().name)
-    if route == "led hosts":
+    if route == "pages of hosts":
         monkeypatch.setattr(connect, "network_id", network_of_a_pair)
-    if route.startswith("led"):
-        monkeypatch.setattr(exchange, "MAX_STAR_SIZE", 1)
-    if route != "page":
+    if route in ("led sockets", "pages of hosts"):
+        monkeypatch.setattr(tree, "FAN_OUT", 1)
+    if not route.startswith("page"):
         monkeypatch.setattr(connect, "share_page", no_page)
     return route
 
@@ -51,7 +51,7 @@ def links(request: pytest.FixtureRequest, route: str) -> Iterator[list[Links]]:
     connected: list[Links] = members.in_threads(lambda group_rank: members.connect(group_rank, store, size), size)
     for own in connected:
         assert own.same_host is ("hosts" not in route)
-        assert (own.page is not None) is (route == "page")
+        assert (own.page is not None) is (route == "page" or (route == "pages of hosts" and own.rank < 12))
     yield connected
     for own in connected:
         own.close()

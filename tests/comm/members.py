@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed import Store
 
 from rankwise._comm.control.channel import Channel
+from rankwise._comm.control.hosts_channel import HostsChannel
 from rankwise._comm.control.links.connect import connect as connect_ranks
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
@@ -76,11 +77,13 @@ def open_group(links: list[Links], group: int = 0, ranks: Collection[int] = RANK
     members = []
     for own in links:
         if own.rank in ranks:
-            channel: Channel
-            if own.page is None:
-                channel = SocketChannel(group, list(ranks), own)
+            here = [] if own.page is None else [rank for rank in ranks if rank in own.page.ranks]
+            if own.page is not None and len(here) == len(ranks):
+                channel: Channel = PageChannel(group, list(ranks), own, own.page)
+            elif own.page is not None and len(here) > 1:
+                channel = HostsChannel(group, list(ranks), own, own.page)
             else:
-                channel = PageChannel(group, list(ranks), own, own.page)
+                channel = SocketChannel(group, list(ranks), own)
             members.append(Member(own, channel))
     return members
 

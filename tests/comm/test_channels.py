@@ -13,13 +13,12 @@ import pytest
 import torch
 
 import rankwise as rw
-from rankwise._comm.control import channel
-from rankwise._comm.control import exchange as exchanges
+from rankwise._comm.control import branch, channel
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Description
-from rankwise._comm.control.verdict import Outcome, Verdict
+from rankwise._comm.control.verdict import Outcome
 from tests.comm.conftest import ROUTES
-from tests.comm.members import CALL, SIZE, Member, agree, assert_connected, failed, in_threads, open_group
+from tests.comm.members import SIZE, Member, agree, assert_connected, failed, in_threads, open_group
 from tests.lanes import variants
 
 
@@ -33,7 +32,9 @@ def stored_bytes(group: list[Member]) -> int:
     if group[0].links.page is not None:
         return 0
     peers = [peer for member in group for peer in member.links._peers.values()]
-    return sum(peer.num_unsent + len(peer._received) + 1000 * len(peer.inbox(0).frames) for peer in peers)
+    inboxes = [peer.inbox(0) for peer in peers]
+    num_stored = sum(len(inbox.calls) + len(inbox.verdicts) + len(inbox.ends) for inbox in inboxes)
+    return sum(peer.num_unsent + len(peer._received) for peer in peers) + 1000 * num_stored
 
 
 def test_each_member_receives_every_body(group: list[Member]) -> None:
@@ -73,26 +74,6 @@ def test_frames_and_data_alternate(group: list[Member], seed: int) -> None:
     assert in_threads(transfer) == [[True] * 10] * SIZE
 
 
-def test_frames_that_arrive_together_with_data_are_read(group: list[Member]) -> None:
-    """The next frame of a member may be read by the same call as its data, and nothing else arrives after it."""
-    data, buffer = torch.full((1000,), 7, dtype=torch.uint8), torch.zeros(1000, dtype=torch.uint8)
-    assert_connected(group)
-    group[0].channel.transfer({1: data}, {}, timeout=100.0)()
-
-    def exchange(member: int) -> Verdict:
-        if member == 1:
-            if group[1].links.page is None:
-                peer = group[1].links.peer(10)
-                while len(peer.connection.recv(1 << 16, socket.MSG_PEEK)) < len(data) + len(CALL):
-                    time.sleep(0.001)
-                group[1].links.receive(peer)
-            group[1].channel.transfer({}, {0: buffer}, timeout=100.0)()
-        return agree(group[member], timeout=20.0)
-
-    assert [type(result) for result in in_threads(exchange)] == [Verdict] * SIZE
-    assert torch.equal(buffer, data)
-
-
 @pytest.mark.parametrize("route", ["sockets"], indirect=True)
 def test_threads_of_two_groups_agree_on_what_a_connection_waits_for(
     group: list[Member], monkeypatch: pytest.MonkeyPatch
@@ -117,6 +98,7 @@ def test_threads_of_two_groups_agree_on_what_a_connection_waits_for(
         links.update_interest(peer)
 
     assert in_threads(update, 2) == [None, None]
+    assert peer.connection is not None
     assert links.loop._callbacks[peer.connection.fileno()][1] is None
     assert_connected(group)
 
@@ -127,7 +109,7 @@ def test_a_frame_that_another_thread_reads_ends_the_wait_for_it(
     """A thread that receives data of one group may read a frame of another group, in which a second thread waits."""
     monkeypatch.setattr(channel, "_FIRST_SLICE_SECONDS", 10.0)
     monkeypatch.setattr(channel, "SLICE_SECONDS", 10.0)
-    monkeypatch.setattr(exchanges, "_ANNOUNCE_SECONDS", 10.0)
+    monkeypatch.setattr(branch, "_LOOK_SECONDS", 10.0)
     other = open_group(links, 1)
     assert_connected(group)
     pauses: list[object] = []
@@ -260,6 +242,7 @@ def test_a_forked_child_does_not_keep_connections_open(group: list[Member]) -> N
         os.read(reader, 1)  # live on
         os._exit(0)
     for peer in group[2].links._peers.values():
+        assert peer.connection is not None
         peer.connection.close()
     if group[0].links.page is not None:
         group[2].channel.close("left")

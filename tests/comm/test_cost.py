@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import cProfile
-import pstats
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from typing import TypeVar
@@ -16,7 +14,6 @@ from rankwise._collectives.all_to_all import _encode
 from rankwise._collectives.values_per_rank import serialize_each
 from rankwise._comm.comm import Comm
 from rankwise._comm.control.call import Move
-from rankwise._comm.control.control import MAX_FRAMES_SIZE
 from rankwise._comm.control.protocol import Description
 from rankwise._comm.control.verdict import Combine, Verdict
 from rankwise._comm.data.planes import Planes
@@ -34,15 +31,11 @@ class CountingControl(_FakeControl):
 
     def __init__(self, size: int, cost: Counter[str]) -> None:
         super().__init__(0, range(size), [], iter(()))
-        self.uses_frames = size <= MAX_FRAMES_SIZE
         self.cost = cost
 
     def agree(
         self, call: Description, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
-    ) -> Verdict | None:
-        if not self.uses_frames:
-            self.digests.verify(call)
-            return None
+    ) -> Verdict:
         self.cost["frames"] += 1
         self.cost["bytes in frames"] += len(call.frame(body=message).encode())
         return super().agree(call, message, combine, read, timeout)
@@ -97,35 +90,16 @@ def cost_of(collective: Collective, size: int) -> Counter[str]:
     return cost
 
 
-def python_calls(collective: Collective, size: int) -> int:
-    group, _ = counting_group(size)
-    collective(group)
-    profile = cProfile.Profile()
-    profile.runcall(collective, group)
-    return int(pstats.Stats(profile).total_calls)  # type: ignore[attr-defined]  # missing in typeshed
-
-
 @pytest.mark.parametrize("name", COLLECTIVES)
-@pytest.mark.parametrize("size", [2, 8, MAX_FRAMES_SIZE])
-def test_each_member_of_a_small_group_sends_one_frame(name: str, size: int) -> None:
+@pytest.mark.parametrize("size", [2, 8, 64, 256])
+def test_each_member_sends_one_frame(name: str, size: int) -> None:
     cost = cost_of(COLLECTIVES[name], size)
     assert cost["frames"] == 1
     assert cost["bytes in frames"] < 5000
     assert cost["operations"] == (name == "a large tensor"), "one exchange, and one operation for large data"
 
 
-@pytest.mark.parametrize("name", COLLECTIVES)
-def test_the_cost_of_a_large_group_does_not_grow_with_it(name: str) -> None:
-    costs = [cost_of(COLLECTIVES[name], size) for size in (MAX_FRAMES_SIZE + 1, 1024, 4096)]
-    assert costs[0] == costs[1] == costs[2]
-    assert costs[0]["frames"] == 0
-    operations = {"barrier": 1, "a tensor": 2, "a large tensor": 2, "scalars": 3, "broadcast": 3}
-    assert costs[0]["operations"] == operations[name]
-    calls = [python_calls(COLLECTIVES[name], size) for size in (MAX_FRAMES_SIZE + 1, 4096)]
-    assert calls[0] == calls[1]
-
-
-@pytest.mark.parametrize("size", [2, 8, MAX_FRAMES_SIZE])
+@pytest.mark.parametrize("size", [2, 8, 64])
 def test_the_message_of_all_to_all_does_not_grow_with_the_number_of_values(size: int) -> None:
     group, cost = counting_group(size)
     assert rw.all_to_all(["text"] * size, group=group) == ["text"] * size
@@ -138,7 +112,7 @@ def test_the_message_of_all_to_all_does_not_grow_with_the_number_of_values(size:
     assert len(_encode(short)) < 1000
 
 
-@pytest.mark.parametrize("size", [2, MAX_FRAMES_SIZE, MAX_FRAMES_SIZE + 1, 4096])
+@pytest.mark.parametrize("size", [2, 64, 4096])
 def test_the_counting_group_returns_correct_results(size: int) -> None:
     comm, _ = counting_group(size)
     assert rw.all_reduce({"a": 1, "b": torch.ones(2)}, group=comm)["a"] == size

@@ -14,17 +14,8 @@ import torch
 
 import rankwise as rw
 from rankwise._collectives.serialization import serialize
-from rankwise._comm.control.protocol import (
-    Description,
-    Details,
-    Frame,
-    FrameKind,
-    WaitingInOtherGroup,
-    data_header,
-    decode_bundle,
-    decode_frame,
-    encode_bundle,
-)
+from rankwise._comm.control.calls import Calls, decode_calls, encode_calls, merged
+from rankwise._comm.control.protocol import Description, Details, Frame, FrameKind, WaitingInOtherGroup, decode_frame
 from rankwise._comm.control.verdict import Outcome, Verdict
 from tests.recorded import assert_recorded, record
 
@@ -76,10 +67,11 @@ def frames() -> Mapping[str, bytes]:
     found = {f"call: {name}": encoded(call.frame(body=b"body")) for name, call in CALLS.items()}
     for name, (kind, report) in REPORTS.items():
         found[f"report: {name}"] = encoded(Frame(kind, "", body=pickle.dumps(report, protocol=4)))
-    found["member that leaves"] = encoded(Frame(FrameKind.LEFT, "it has left the session"))
-    found["announcement"] = encoded(Frame(FrameKind.ARRIVED, f"barrier at {SITE}", bytes(range(16))))
-    two = {0: CALLS["a barrier"].frame(), 70_000: CALLS["a reduction"].frame(body=b"other")}
-    found["bundle"] = encoded(Frame(FrameKind.BUNDLE, "", body=encode_bundle(two.items())))
+    found["rank that leaves"] = encoded(Frame(FrameKind.LEFT, "", body=b"it has left the session"))
+    found["members that wait"] = encoded(Frame(FrameKind.WAITING, f"barrier at {SITE}", bytes(range(16))))
+    calls = [Calls.of(member, CALLS["a barrier"].frame(body=b"same")) for member in (0, 1, 70_000)]
+    calls += [Calls.of(member, CALLS["a reduction"].frame(body=bytes(member))) for member in (2, 3)]
+    found["calls of members"] = encoded(Frame(FrameKind.CALLS, "", body=encode_calls(merged(calls))))
     return found
 
 
@@ -87,7 +79,6 @@ def table() -> Iterator[str]:
     """Return the table."""
     for name, data in frames().items():
         yield f"{name}: {data!r}"
-    yield f"header of data: {data_header(5, 1 << 33)!r}"
     for name, verdict in VERDICTS.items():
         # Python 3.14 has a newer protocol of pickles by default, with the same bytes.
         yield f"verdict: {name}: {verdict.encode().replace(PROTOCOL_5, PROTOCOL_4)!r}"
@@ -107,8 +98,8 @@ def test_what_is_received_is_what_was_sent() -> None:
         frame.body = data[start:]
         assert length == len(frame.body)
         assert frame.encode() == data
-        if frame.kind is FrameKind.BUNDLE:
-            assert encode_bundle(decode_bundle(frame.body)) == frame.body
+        if frame.kind is FrameKind.CALLS:
+            assert encode_calls(decode_calls(frame.body)) == frame.body
     for verdict in VERDICTS.values():
         assert Verdict.decode(verdict.encode()).encode() == verdict.encode()
 

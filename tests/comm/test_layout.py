@@ -74,7 +74,7 @@ def write_all(page: HostPage, window: Window, size: int) -> None:
     window.finished[last] = 2
     window.sleeping[0] = 1
     window.set_left(last, "it has left")
-    window.set_timed_out(0, 4, "it has timed out")
+    window.set_ended(0, 4, "it has timed out")
     with pytest.raises(TimeoutError), mock.patch.object(PageMeeting, "missing", side_effect=TimeoutError):
         PageMeeting(window, last, 0.0).meet(lambda _: None)
     staging = page.map_staging(window, 1 << 16)

@@ -92,7 +92,7 @@ def test_a_rank_that_failed_or_left_is_in_no_call(links: list[Links], group: lis
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("route", ["page", "led hosts"], indirect=True)
+@pytest.mark.parametrize("route", ["page", "pages of hosts"], indirect=True)
 def test_calls_are_read_while_groups_are_used_and_closed(links: list[Links], group: list[Member]) -> None:
     """By another thread, which reads what the members write at the same time."""
     ended = threading.Event()

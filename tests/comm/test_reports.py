@@ -10,8 +10,9 @@ import pickle
 import pytest
 
 import rankwise as rw
-from rankwise._comm.control.exchange import Exchange, Inbox, Tree
+from rankwise._comm.control.exchange import Exchange, Inbox
 from rankwise._comm.control.protocol import Details, Frame, FrameKind, WaitingInOtherGroup, read_report
+from rankwise._comm.control.tree import Tree
 from rankwise._comm.control.verdict import Verdict
 
 REMOTE = rw.RemoteRankError(rank=1, host="a", raised="ValueError: no data", traceback="here")
@@ -49,13 +50,7 @@ def test_pickles_with_anything_else_are_refused(hostile: object) -> None:
         read_report(body)
     with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
         Verdict.decode(b"\2" + body)
-    exchange = Exchange(
-        Frame(FrameKind.CALL, "", sequence=1),
-        ranks=range(2),
-        tree=Tree(0, ["node", "node"]),
-        inboxes={1: Inbox(errors={1: Frame(FrameKind.ENDED, "", body=body)})},
-        combine=None,
-        timeout=1.0,
-    )
+    inbox = Inbox(ends={1: Frame(FrameKind.ENDED, "", body=body)})
+    exchange = Exchange(0, 1, ranks=range(2), unit=0, tree=Tree(2), inboxes={1: inbox}, combine=None)
     with pytest.raises(pickle.UnpicklingError, match="is not allowed in this pickle"):
         exchange.step(0.0)

@@ -8,7 +8,7 @@ import itertools
 import pickle
 import random
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 import rankwise as rw
 from rankwise._comm.buffers import is_expanded
 from rankwise._comm.group import Group
-from tests.contract.without_frames import without_frames
 from tests.tables import each_row
 
 pytestmark = [
@@ -609,40 +608,19 @@ def test_results_of_operations_are_refused(comm: Any) -> None:
         rw.sync_grads([weight, weight * 2])
 
 
-def test_groups_without_frames(comm: Any) -> None:
-    with without_frames(comm):
-        model = filled(Net())
-        for number, x in enumerate(batches()):
-            model.zero_grad()
-            loss(model, x[comm.rank :: comm.size]).backward()
-            if number == 2 and comm.rank == 0 and comm.size > 1:
-                model.norm.bias.grad = None
-            rw.sync_grads(model)
-            grads = rw.all_gather([parameter.grad for parameter in model.parameters()])
-            assert all(torch.equal(own, other) for state in grads for own, other in zip(grads[0], state, strict=True))
-        model.norm.bias.grad = None
-        with pytest.raises(rw.CollectiveError, match=r"no gradient of norm\.bias"):
-            rw.sync_grads(model, missing="error")
-        if comm.size > 1:
-            with pytest.raises(rw.MismatchError, match=r"is float32.* on \w+ on rank 0, nothing on"):
-                rw.sync_grads(model if comm.rank else torch.nn.Sequential(*list(model.children())[:-1]))
-
-
 def uneven_parts(x: torch.Tensor, size: int) -> list[torch.Tensor]:
     """Split a batch into parts of different lengths; the last one is empty, unless it is the only one."""
     bounds = [len(x) * number * (number + 3) // ((size - 1) * (size + 2) or 1) for number in range(size)]
     return [x] if size == 1 else [*(x[start:end] for start, end in itertools.pairwise(bounds)), x[:0]]
 
 
-@each_row("frames", [True, False], collective=True)
-def test_weighted_means_over_parts_of_different_lengths(comm: Any, frames: Any) -> None:
+def test_weighted_means_over_parts_of_different_lengths(comm: Any) -> None:
     models = [filled(Net()) for _ in range(2)]
     optimizers = [Momentum(model.parameters()) for model in models]
-    with nullcontext() if frames else without_frames(comm):
-        for x in batches():
-            part = uneven_parts(x, comm.size)[comm.rank]
-            usual(models[0], optimizers[0], x, lambda: None)
-            usual(models[1], optimizers[1], part, lambda: rw.sync_grads(models[1], weight=len(part)))  # noqa: B023
+    for x in batches():
+        part = uneven_parts(x, comm.size)[comm.rank]
+        usual(models[0], optimizers[0], x, lambda: None)
+        usual(models[1], optimizers[1], part, lambda: rw.sync_grads(models[1], weight=len(part)))  # noqa: B023
     for (name, expected), found in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
         torch.testing.assert_close(found, expected, msg=name)
     rw.assert_synced(models[1])

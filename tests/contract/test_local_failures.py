@@ -16,7 +16,6 @@ from torch.overrides import TorchFunctionMode
 
 import rankwise as rw
 from rankwise._comm.group import Group
-from tests.contract.without_frames import without_frames
 
 pytestmark = [pytest.mark.ranks(2, 3), pytest.mark.usefixtures("torch_random")]
 
@@ -159,25 +158,6 @@ def test_out_of_memory_at_every_step(comm: Group, collective: str, odd: int) -> 
         pytest.fail("there was never enough memory")
     # Errors after the transfer of data concern this rank alone, and come last.
     assert told == sorted(told, reverse=True)
-
-
-def test_out_of_memory_in_a_group_without_frames(comm: Group) -> None:
-    """In groups without frames, data whose size was not known to all ranks is moved after a second agreement."""
-    with without_frames(comm):
-        for collective in (
-            "all_gather of others",
-            "gather",
-            "broadcast",
-            "scatter",
-            "all_to_all",
-            "reduce",
-            "sync_grads",
-        ):
-            make, call = COLLECTIVES[collective]
-            value, fails = make(comm), rw.get_rank() == 1
-            error = attempt(call, value, OutOfMemory(0, least=10_000) if fails else None)
-            assert isinstance(error, MemoryError if fails else rw.RemoteRankError), collective
-            assert attempt(call, make(comm), None) is None
 
 
 class TooLarge:

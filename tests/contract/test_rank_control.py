@@ -7,7 +7,6 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,6 @@ import rankwise as rw
 from rankwise._collectives.groups import comm_of
 from rankwise._comm.group import Group
 from rankwise._training import exclusive_section
-from tests.contract.without_frames import without_frames
 from tests.tables import each_row
 
 pytestmark = pytest.mark.ranks("serial", 1, 2, 3, 4)
@@ -265,22 +263,19 @@ def test_ranks_run_one_after_the_other(comm: Group, tmp_path: Path) -> None:
     assert work() == rw.get_rank()
 
 
-@pytest.mark.parametrize("uses_frames", [True, False], ids=["small", "large"])
-def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Group, uses_frames: bool) -> None:
-    """Also in groups that are too large for frames."""
+def test_an_error_in_rank_order_is_raised_on_all_ranks(comm: Group) -> None:
     rank, middle = rw.get_rank(), comm.size // 2
     entered = []
     wanted = OnlyHereError if rank == middle else rw.RemoteRankError
-    with nullcontext() if uses_frames else without_frames(comm):
-        with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
-            entered.append(rank)
-            if rank == middle:
-                raise OnlyHereError("no disk")
-        assert entered == ([rank] if rank <= middle else [])
-        with rw.one_rank_only(0) as mine:
-            if mine:
-                time.sleep(0.1)
-        assert rw.all_reduce(1) == comm.size
+    with pytest.raises(wanted, match="no disk"), rw.in_rank_order():
+        entered.append(rank)
+        if rank == middle:
+            raise OnlyHereError("no disk")
+    assert entered == ([rank] if rank <= middle else [])
+    with rw.one_rank_only(0) as mine:
+        if mine:
+            time.sleep(0.1)
+    assert rw.all_reduce(1) == comm.size
 
 
 def test_a_collective_inside_of_a_block_is_an_error_in_every_world(comm: Group) -> None:

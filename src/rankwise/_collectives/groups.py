@@ -68,8 +68,8 @@ def barrier(
     Args:
         name: A name for error messages; the same on all ranks.
         timeout: Seconds to wait for the other ranks; the session's timeout by default. On a timeout every rank that
-            waits raises, and so does a rank that calls later; the next collective works. Groups of more than 64 ranks
-            support only the session's timeout.
+            waits raises, and so does a rank that calls later; the next collective works. Ranks on several hosts wait up
+            to two seconds longer, to know who is missing.
         group: The group whose ranks participate: a `Group`, or a mesh or process group of torch; all ranks by default.
         async_op: Whether to return at once, with a `Work` whose `wait()` returns the result.
 

@@ -22,7 +22,7 @@ import torch
 from rankwise._collectives.memory_places import are_disjoint, check_writable, repeated
 from rankwise._collectives.pytree import describe
 from rankwise._comm.buffers import overwrite, same_memory
-from rankwise._comm.comm import INLINE_BYTES, Comm
+from rankwise._comm.comm import Comm
 from rankwise._comm.control.call import Call, Move
 from rankwise._comm.control.verdict import Combine
 from rankwise._comm.dense_tensors import dense
@@ -110,9 +110,8 @@ class InPlaceReduction:
         self._is_inline = (
             is_last
             and weight is None
-            and comm.control.uses_frames
             and comm.size > 1
-            and sum(sum(group.nbytes) for group in self._groups) <= INLINE_BYTES
+            and sum(sum(group.nbytes) for group in self._groups) <= comm.most_inline_bytes
             and all(group.tensors[0].device.type == "cpu" for group in self._groups)
         )
         self._reduced = b""
@@ -120,9 +119,8 @@ class InPlaceReduction:
             self._prepare(group)
 
     def agree(self, call: Call, note: bytes = b"", combine: Combine | None = None) -> bytes:
-        """Agree on the call, and return the combination of the notes of all members; none in groups without frames."""
-        comm = self._comm
-        if not comm.control.uses_frames or (combine is None and not self._is_inline):
+        """Agree on the call, and return the combination of the notes of all members; b"" without."""
+        if combine is None and not self._is_inline:
             call.verify()
             return b""
 
@@ -132,7 +130,7 @@ class InPlaceReduction:
 
         contents = self._contents() if self._is_inline else None
         result = call.reduce(pickle.dumps((note, contents)), combine_all)
-        combined, self._reduced = pickle.loads(result or b"")
+        combined, self._reduced = pickle.loads(result)
         return bytes(combined)
 
     def run(self) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import pickle
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ import torch
 
 from rankwise._collectives.numpy_arrays import array_from_tensor, is_array, tensor_from_array
 from rankwise._collectives.pytree import A_NUMBER, PyTree, describe
-from rankwise._collectives.scalars import NUMBER_TYPES, all_reduce_numbers, fold_numbers, to_python_number
+from rankwise._collectives.scalars import NUMBER_TYPES, fold_numbers, to_python_number
 from rankwise._comm.buffers import as_bytes, contents
 from rankwise._comm.comm import INLINE_BYTES, Comm
 from rankwise._comm.control.call import Call
@@ -88,10 +88,8 @@ class ReduceRequest:
     buckets: list[_Bucket]
     is_inline: bool
     requires_gradient: bool | None = None
-    # The reduced numbers and inline tensors, as `_fold` returns them; b"" if the numbers are returned by the function
-    # beside, and the wires of the buckets are reduced.
+    # The reduced numbers and inline tensors, as `_fold` returns them; b"" if the wires of the buckets are reduced.
     _reduced: bytes = b""
-    _reduced_numbers: Callable[[], Sequence[Any]] = list
 
     @classmethod
     def of(cls, comm: Comm, call: Call, value: object, op: Op) -> ReduceRequest:
@@ -105,7 +103,7 @@ class ReduceRequest:
         if type(value) in NUMBER_TYPES:  # what the rest would do, in less time
             number = leaves[0] = to_python_number(value, op)
             set_content(call, tree, (A_NUMBER,))
-            return cls(comm, call, op, tree, {0: number}, set(), [], comm.control.uses_frames)
+            return cls(comm, call, op, tree, {0: number}, set(), [], is_inline=True)
         numbers: dict[int, Any] = {}
         arrays: set[int] = set()
         tensors: dict[tuple[torch.dtype, torch.device], list[int]] = {}
@@ -124,7 +122,7 @@ class ReduceRequest:
         set_content(call, tree, described)
         # Contents on an accelerator are never sent with a frame: to read them here would wait for the device.
         nbytes = sum(bucket.wire.nbytes if bucket.wire.device.type == "cpu" else INLINE_BYTES + 1 for bucket in buckets)
-        return cls(comm, call, op, tree, numbers, arrays, buckets, comm.control.uses_frames and nbytes <= INLINE_BYTES)
+        return cls(comm, call, op, tree, numbers, arrays, buckets, nbytes <= comm.most_inline_bytes)
 
     def tensor_indices(self) -> list[int]:
         """Return the indices of the leaves that are tensors and not arrays."""
@@ -178,12 +176,9 @@ class ReduceRequest:
                 self.call.verify_tensor(single)
         else:
             inline = [_contents(bucket.wire) for bucket in self.buckets] if self.is_inline and self.buckets else []
-            verdict = self.call.agree(pickle.dumps((numbers, inline)), combine=self._fold)
-            self._reduced = b"" if verdict is None else verdict.result
+            self._reduced = self.call.reduce(pickle.dumps((numbers, inline)), self._fold)
         for move in moves:
             move()
-        if numbers and not self._reduced:
-            self._reduced_numbers = all_reduce_numbers(comm, numbers, self.op)
 
     def _fold(self, messages: Sequence[bytes]) -> bytes:
         """Reduce the numbers and the inline tensors of all ranks, in the order of ranks."""
@@ -197,11 +192,11 @@ class ReduceRequest:
     def leaves(self, *, is_receiver: bool = True) -> list[Any]:
         """Return the leaves of the result, after the block: errors and allocations concern this rank alone.
 
-        A member that does not receive the result has its errors, and no leaves.
+        A member that does not receive the result has no leaves.
         """
-        numbers: Sequence[Any] = self._reduced_numbers()
         if not is_receiver:
             return []
+        numbers: Sequence[Any] = ()
         if self._reduced:
             numbers, tensors = pickle.loads(self._reduced)
             if self.is_inline:

@@ -102,8 +102,7 @@ def gather(
         messages, result = call.gather(body, receiver, _Following.combine)
         headers = [Header.decode(message[_FOLLOWING.size :]) for message in messages]
         buffers: list[dict[str, torch.Tensor]] = [{} for _ in headers]
-        # In groups without frames only the receiver knows, so that they always agree once more.
-        following = _Following(1, 0, 0) if result is None else _Following.decode(result)
+        following = _Following.decode(result)
         rest = Rest.EVERYTHING if following.has_buffers else Rest.NOTHING
         if following.file_bytes:
             require_room(call, following.file_bytes, [following.free])

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import pickle
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Final
 
-import torch
-
-from rankwise._comm.comm import Comm
 from rankwise._comm.reduce_ops import Op
 from rankwise.errors import PayloadTypeError, shown
 
@@ -18,8 +13,6 @@ Number = bool | int | float | complex
 
 # From the narrowest to the widest.
 NUMBER_TYPES: Final = (bool, int, float, complex)
-_DTYPES: Final = (torch.bool, torch.int64, torch.float64, torch.complex128)
-_INT64_BITS: Final = 63
 
 
 def to_python_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of the user's
@@ -49,36 +42,6 @@ def to_python_number(value: Any, op: Op) -> Any:  # noqa: ANN401 - any value of 
 def fold_numbers(rows: Sequence[Sequence[Number]], op: Op) -> list[Any]:
     """Reduce numbers column by column; there is one row for each rank, in the order of ranks."""
     return [_fold(column, op) for column in zip(*rows, strict=True)]
-
-
-def all_reduce_numbers(comm: Comm, numbers: Sequence[Number], op: Op) -> Callable[[], list[Any]]:
-    """Reduce numbers in a group without frames, and return a function that returns the results.
-
-    Collective over the members. The cost does not grow with the number of ranks: the backend reduces numbers as tensors
-    of 64-bit types. Only if a result may exceed 64-bit integers are the numbers gathered. The returned function then
-    reduces them in Python, and raises the same error on all ranks if they have no result.
-    """
-    bits = max((number.bit_length() for number in numbers if isinstance(number, int)), default=0)
-    device = comm.planes.message_device
-    widest = torch.tensor([bits, *(NUMBER_TYPES.index(type(number)) for number in numbers)], device=device)
-    comm.planes.reduce(widest, Op.MAX)()
-    bits, *types = widest.tolist()
-    if op.result_bits(bits, comm.size) >= _INT64_BITS:
-        rows = [pickle.loads(row) for row in comm.control.digests.all_gather(pickle.dumps(numbers))]
-        return functools.partial(fold_numbers, rows, op)
-
-    results: list[Any] = [None] * len(numbers)
-    for type_index in sorted(set(types)):
-        indices = [index for index, other in enumerate(types) if other == type_index]
-        widen: Callable[[Any], Any] = NUMBER_TYPES[type_index]
-        values = [widen(numbers[index]) for index in indices]
-        wire = torch.tensor(values, dtype=_DTYPES[type_index], device=device)
-        reduction = comm.planes.all_reduce(wire, Op.SUM if op.is_mean else op)
-        reduction.run()
-        reduced = reduction.finish().tolist()
-        for index, value in zip(indices, reduced, strict=True):
-            results[index] = value / comm.size if op.is_mean else value
-    return lambda: results
 
 
 def _as_python(value: Any) -> Any:  # noqa: ANN401 - any value of the user's

@@ -35,8 +35,10 @@ from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedErro
 
 T = TypeVar("T")
 
-# The largest data that is sent in the body of a frame, without a data operation.
+# The largest data that is sent in the body of a frame, without a data operation; and that of all members together where
+# one of them reads all.
 INLINE_BYTES: Final = 4096
+_MOST_INLINE_BYTES_OF_ALL: Final = 1 << 20
 
 
 class Comm:
@@ -50,6 +52,7 @@ class Comm:
         planes: The operations on tensors. Results are new tensors, detached from autograd.
         device: The device of received tensors that were on another rank's accelerator.
         check: Single tensors on an accelerator are verified too.
+        most_inline_bytes: The largest data of one member that is reduced in the bodies of frames.
         num_exclusive_sections: The number of exclusive sections so far, in which one member ran and the others waited.
     """
 
@@ -70,13 +73,12 @@ class Comm:
         self.control = control
         self.planes = planes
         self.device = device
+        self.most_inline_bytes = min(INLINE_BYTES, _MOST_INLINE_BYTES_OF_ALL // self.size)
         self.num_exclusive_sections = 0
         self._registry = registry
         self._children: weakref.WeakSet[Comm] = weakref.WeakSet()
         self._pairs: dict[tuple[int, int], Comm] = {}
         self._pairs_lock = threading.RLock()  # a signal handler may send
-        if not control.uses_frames:
-            control.agree_by(planes.planes[-1])
 
     def call(
         self, operation: str, settings: Mapping[str, object] | None = None, *, content: str = "", site: str = ""
@@ -100,7 +102,7 @@ class Comm:
     def hosts(self) -> Sequence[str]:
         """The ids of the members' hosts, by group rank; empty if all are on one host, or not connected yet."""
         shares_pages = self._registry is not None and self._registry.shares_pages
-        return self.control.hosts if shares_pages and self.control.uses_frames else ()
+        return self.control.hosts if shares_pages else ()
 
     @property
     def uses_shared_memory(self) -> bool:
@@ -320,7 +322,7 @@ def open_comm(group: dist.ProcessGroup | None, *, ranks: Sequence[int], registry
     planes: list[DataPlane] = []
     if is_member and len(ranks) == 1:
         planes.append(SerialPlane())
-    elif control.rank is not None and control.uses_frames:
+    elif control.rank is not None:
         # Some of the devices alone could not be in one graph.
         if registry.device.type == DEVICE_TYPE and len(ranks) == len(registry.ranks):
             from rankwise._comm.data.xla import XlaPlane  # noqa: PLC0415 - not needed without such devices

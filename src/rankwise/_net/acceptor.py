@@ -30,7 +30,7 @@ _AT_ONCE_SECONDS: Final = 0.25
 _RESOURCE_ERRORS: Final = frozenset({errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM})
 
 
-@dataclass(slots=True, eq=False)
+@dataclass(slots=True, eq=False, weakref_slot=True)
 class Client:
     """A connection, and the bytes received over it that are not processed yet.
 
@@ -63,16 +63,24 @@ class Acceptor:
     """
 
     def __init__(
-        self, listeners: Sequence[socket.socket], *, admits: Callable[[socket.socket], bool] = lambda _: True
+        self,
+        listeners: Sequence[socket.socket],
+        *,
+        admits: Callable[[socket.socket], bool] = lambda _: True,
+        loop: EventLoop | None = None,
+        run: Callable[[Callable[[], object]], object] = lambda callback: callback(),
     ) -> None:
         """Listen.
 
         Args:
             listeners: The sockets that listen.
             admits: Returns whether to accept a new connection at all.
+            loop: The event loop of the caller, who closes it before this; None for one of its own, and `wait`.
+            run: Calls what is to be done after an event; the caller may call `take` after that.
         """
         self._admits = admits
-        self._loop = EventLoop()
+        self._run = run
+        self._loop = EventLoop() if loop is None else loop
         self._ready: list[Client] = []
         # In the order of arrival, so the first has waited longest.
         self._unidentified: dict[Client, None] = {}
@@ -81,7 +89,7 @@ class Acceptor:
         self._shortage: OSError | None = None
         for listener in listeners:
             listener.setblocking(False)
-            self._loop.register(listener, partial(self._accept, listener))
+            self._loop.register(listener, partial(self._run, partial(self._accept, listener)))
 
     def __enter__(self) -> Self:
         return self
@@ -90,6 +98,10 @@ class Acceptor:
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._loop.close()
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections, after the event loop."""
         for client in (*self._unidentified, *self._identified):
             client.connection.close()
 
@@ -99,15 +111,24 @@ class Acceptor:
         Raises:
             JoinError: No file descriptors are left for new connections.
         """
-        self._ready.clear()
-        self._shortage = None
         self._loop.run_once(min(seconds, _POLL_SECONDS))
-        if self._shortage is not None:
-            self._free_descriptor(self._shortage)
+        return self.take()
+
+    def take(self) -> list[Client]:
+        """Return the clients that have sent data, or have disconnected, since the last call. Does not wait.
+
+        Raises:
+            JoinError: No file descriptors are left for new connections.
+        """
+        ready = self._ready.copy()
+        self._ready.clear()
+        shortage, self._shortage = self._shortage, None
+        if shortage is not None:
+            self._free_descriptor(shortage, ready)
         latest = time.monotonic() - IDENTIFY_SECONDS
         while self._unidentified and (first := next(iter(self._unidentified))).since <= latest:
             self.reject(first)
-        return [client for client in self._ready if client in self._unidentified or client in self._identified]
+        return [client for client in ready if client in self._unidentified or client in self._identified]
 
     def identify(self, client: Client) -> None:
         """Keep the connection of a client that has identified itself."""
@@ -157,9 +178,9 @@ class Acceptor:
             return
         client = Client(connection, time.monotonic(), origin)
         self._unidentified[client] = None
-        self._loop.register(connection, partial(self._ready.append, client))
+        self._loop.register(connection, partial(self._run, partial(self._ready.append, client)))
 
-    def _free_descriptor(self, error: OSError) -> None:
+    def _free_descriptor(self, error: OSError, ready: Sequence[Client]) -> None:
         """Reject the client that has waited longest without identifying itself: a rank does so at once."""
         if not self._unidentified:
             raise JoinError(
@@ -167,7 +188,7 @@ class Acceptor:
                 "the limit of file descriptors (ulimit -n)"
             ) from error
         first = next(iter(self._unidentified))
-        if time.monotonic() - first.since > _AT_ONCE_SECONDS and first not in self._ready:
+        if time.monotonic() - first.since > _AT_ONCE_SECONDS and first not in ready:
             self.reject(first)
 
 

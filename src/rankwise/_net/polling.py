@@ -21,6 +21,8 @@ T = TypeVar("T")
 Descriptor: TypeAlias = int | socket.socket | RawIOBase
 
 READABLE: Final = select.POLLIN
+# The other end has closed a connection, of which nothing is read; where there is no such event, errors alone.
+_CLOSED: Final = getattr(select, "POLLRDHUP", 0)
 WRITABLE: Final = select.POLLOUT
 # A write of at most this size to a pipe is atomic: `poll` reports the pipe as writable when it has room for it.
 ATOMIC_WRITE_BYTES: Final = select.PIPE_BUF
@@ -83,6 +85,12 @@ class EventLoop:
         events = (0 if on_readable is None else READABLE) | (0 if on_writable is None else WRITABLE)
         (self._poller.modify if number in self._callbacks else self._poller.register)(number, events)
         self._callbacks[number] = on_readable, on_writable
+
+    def register_end(self, connection: Descriptor, on_end: Callable[[], object]) -> None:
+        """Call a function whenever a connection is closed at the other end, or broken; others may read and write it."""
+        number = _number(connection)
+        self._poller.register(number, _CLOSED)
+        self._callbacks[number] = on_end, None
 
     def register_wakeups(self, descriptor: Descriptor) -> None:
         """Return from a wait after each write to an eventfd, which is never read; only where there is epoll."""

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from rankwise._backends import BackendConfig
 from rankwise._comm.comm import Comm, open_comm
-from rankwise._comm.control.control import uses_frames
 from rankwise._comm.control.links.connect import HostConnections
 from rankwise._comm.control.registry import GroupRegistry
 from rankwise._environment.facts import Fact, LaunchEnvironment
@@ -53,7 +52,7 @@ def adopt(
     ranks = range(world_size)
     world = _adopted_registry(group, reading, ranks, device, check=read_check() if check is None else check)
     world.on_hosts = on_hosts
-    if on_hosts is not None and not world.one_host and uses_frames(world, world_size):
+    if on_hosts is not None and not world.one_host and world_size > 1:
         world.connect()
     store = _group_store(group, world.secret)
     return SessionState(

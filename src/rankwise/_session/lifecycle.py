@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.comm import Comm, open_comm
-from rankwise._comm.control.control import uses_frames
 from rankwise._comm.control.links.connect import HostConnections
 from rankwise._comm.control.registry import GroupRegistry
 from rankwise._comm.gloo_threads import await_idle_threads
@@ -193,14 +192,10 @@ def _open_group(joined: Joined, registry: GroupRegistry, backend: str, reset: Ca
             device_id=registry.device if has_device_backend else None,
         )
 
-    connects = uses_frames(registry, world_size)
     try:
         with listening_on(registry.gloo_interface):
-            if connects:
-                joined.monitor.run(init_process_group)
-            else:  # a rank may leave the session, and so close its connection, while others still open the group
-                init_process_group()
-        if connects:
+            joined.monitor.run(init_process_group)
+        if world_size > 1:
             registry.connect()
         comm = open_comm(dist.group.WORLD, ranks=range(world_size), registry=registry)
     except Exception as error:

@@ -1,14 +1,13 @@
 """A critical section that one rank runs while the others wait for its end, without a timeout.
 
 The end is not a collective, which would time out, but an entry in the store. The others detect the death of the owner
-by its closed connection, or, in groups too large for connections between all ranks, by missing heartbeats in the store.
+as in a collective.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -25,11 +24,8 @@ from rankwise.errors import CollectiveError, RemoteRankError
 
 log = logging.getLogger(__name__)
 
-_HEARTBEAT_SECONDS: Final = 2.0
 # After such a wait the user is told, once.
 _NOTICE_SECONDS: Final = 60.0
-# Not shorter: a thread that holds the GIL for long, for example to read one large file, delays the heartbeats.
-_HEARTBEAT_TIMEOUT_SECONDS: Final = 60.0
 # The interval between two polls of the store is a tenth of the time waited so far, but within these limits.
 _POLL_SECONDS: Final = (0.001, 1.0)
 # The entry in the store of a section that has ended without an error; else it is a `_Failure`.
@@ -61,8 +57,6 @@ class ExclusiveSection:
         self._store = comm.shared_store()
         comm.num_exclusive_sections += 1
         self._key = f"exclusive_section/{comm.num_exclusive_sections}"
-        self._heartbeat_thread: threading.Thread | None = None
-        self._ended = threading.Event()
 
     @contextlib.contextmanager
     def reserved(self) -> Iterator[None]:
@@ -86,7 +80,6 @@ class ExclusiveSection:
     @contextlib.contextmanager
     def working(self) -> Iterator[None]:
         """Run a block as the owner, and report its end to the other members."""
-        self.begin()
         try:
             yield
         except BaseException as error:
@@ -94,19 +87,8 @@ class ExclusiveSection:
             raise
         self.end(None)
 
-    def begin(self) -> None:
-        """Begin the section as the owner: send heartbeats if there are no connections between all members."""
-        if self._store is not None and not self._comm.control.uses_frames:
-            self._heartbeat_thread = threading.Thread(
-                target=self._send_heartbeats, args=(self._store,), daemon=True, name="rankwise-heartbeat"
-            )
-            self._heartbeat_thread.start()
-
     def end(self, error: BaseException | None) -> None:
         """Report the end of the section to the other members."""
-        if self._heartbeat_thread is not None:
-            self._ended.set()
-            self._heartbeat_thread.join()
         # If another rank failed before this one, the others get the first error.
         if error is not None and not isinstance(error, RemoteRankError):
             error = remote_error(error, self._owner_rank, self._call.text)
@@ -138,8 +120,7 @@ class ExclusiveSection:
             raise failure
 
     def _poll_result(self, store: Store) -> RemoteRankError | None:
-        start = last_heartbeat = time.monotonic()
-        heartbeats, has_told = 0, False
+        start, has_told = time.monotonic(), False
         shortest, longest = _POLL_SECONDS
         while not store.check([self._key]):
             dead = self._comm.control.dead_ranks([self._owner_rank])
@@ -147,15 +128,6 @@ class ExclusiveSection:
             if dead and not store.check([self._key]):
                 raise CollectiveError(f"{self._call.text} waits for rank {self._owner_rank} in vain: {dead}")
             now = time.monotonic()
-            if not self._comm.control.uses_frames:
-                latest = store.add(f"{self._key}/heartbeat", 0)
-                if latest != heartbeats:
-                    heartbeats, last_heartbeat = latest, now
-                elif now - last_heartbeat > _HEARTBEAT_TIMEOUT_SECONDS:
-                    raise CollectiveError(
-                        f"{self._call.text} waits for rank {self._owner_rank} in vain: it has sent no heartbeat for "
-                        f"{_HEARTBEAT_TIMEOUT_SECONDS:g} s"
-                    )
             if now - start > _NOTICE_SECONDS and not has_told:
                 has_told = True
                 self._tell_of_long_wait(now - start)
@@ -163,7 +135,7 @@ class ExclusiveSection:
         text = store.get(self._key)
         # The last reader deletes the entry, so that the store does not grow with the number of sections.
         if store.add(f"{self._key}/readers", 1) == self._readers:
-            for key in (self._key, f"{self._key}/readers", f"{self._key}/heartbeat"):
+            for key in (self._key, f"{self._key}/readers"):
                 store.delete_key(key)
         try:
             return _decoded(text.decode())
@@ -184,11 +156,6 @@ class ExclusiveSection:
                 seconds,
                 self._owner_rank,
             )
-
-    def _send_heartbeats(self, store: Store) -> None:
-        with contextlib.suppress(RuntimeError):
-            while not self._ended.wait(_HEARTBEAT_SECONDS):
-                store.add(f"{self._key}/heartbeat", 1)
 
 
 def _encoded(failure: RemoteRankError | None) -> str:

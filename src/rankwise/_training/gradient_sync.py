@@ -90,10 +90,7 @@ class GradientSync:
         reduction = self._reduction(self._kinds, place)
         self.call.content = f"{title} {described(self._grads, place)} {reduction.same}"
         self.call.parts = lambda: descriptions(self.names(), self._grads, reduction.same)
-        combine_by_backend = None if self.comm.control.uses_frames else self._prepared_notes()
         note = reduction.agree(self.call, _WEIGHT.pack(self._own_weight) + bytes(self._kinds), _combined)
-        if combine_by_backend is not None:
-            note = combine_by_backend()
         (total_weight,), combined = _WEIGHT.unpack_from(note), note[_WEIGHT.size :]
         if combined or self._new:  # otherwise all have all gradients, and these are dense
             reduction = self._agreed_on_kinds(reduction, combined or bytes([_DENSE]) * len(self._grads))
@@ -171,27 +168,6 @@ class GradientSync:
         return InPlaceReduction(
             self.comm, grads, self.op, place=place, name=name, is_wide=True, is_last=is_last, weight=self.weight
         )
-
-    def _prepared_notes(self) -> Callable[[], bytes]:
-        """Prepare to combine the weights and the kinds of all ranks by the backend, in a group without frames.
-
-        It has no OR, and so takes the maximum of each bit.
-        """
-        kinds = self._kinds or [_DENSE] * len(self._grads)
-        rows = [[kind & bit for kind in kinds] for bit in (_MISSING, _DENSE, _SPARSE)]
-        bits = torch.tensor(rows, dtype=torch.uint8, device=self.comm.planes.message_device)
-        moves = [self.comm.planes.reduce(bits, Op.MAX)] if kinds else []
-        weight = torch.tensor([self._own_weight], dtype=torch.float64, device=bits.device)
-        if self.weight is not None:
-            moves.append(self.comm.planes.reduce(weight, Op.SUM))
-
-        def run() -> bytes:
-            for move in moves:
-                move()
-            combined = bytes(bits.sum(dim=0).tolist())
-            return _WEIGHT.pack(weight.item()) + (b"" if combined.count(_DENSE) == len(combined) else combined)
-
-        return run
 
     def _raise_missing(self) -> NoReturn:
         """Raise, on all ranks, which gradients are missing on which ranks."""

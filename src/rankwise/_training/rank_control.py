@@ -137,8 +137,6 @@ class OneRankOnly:
         is_owner = comm.rank == owner
         with ExitStack() as stack:
             stack.enter_context(section.reserved())
-            if is_owner:
-                section.begin()
             self._entered.append((section, is_owner, stack.pop_all()))
         return is_owner
 

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import torch
+import torch.distributed as dist
 
 from rankwise import _torch
 from rankwise._arguments import as_integer
@@ -23,7 +24,7 @@ from rankwise._comm.data.planes import Planes
 from rankwise._comm.group import Group
 from rankwise._comm.reduce_ops import Op
 from rankwise._environment.facts import MAX_RANKS
-from rankwise._session.current import current_session, opened_session, reset_current, set_current
+from rankwise._session.current import opened_session, reset_current, set_current
 from rankwise._session.environ import read_environment
 from rankwise._session.session import Session, SessionState
 from rankwise.errors import InvalidArgumentError, RemoteRankError, shown
@@ -69,6 +70,7 @@ class _FakeControl(Control):
     def __init__(self, rank: int, ranks: Sequence[int], calls: list[Recorded], replies: Iterator[object]) -> None:
         super().__init__(ranks, rank)
         self.is_connected = True
+        self.num_combined = self.size
         self.calls = calls
         self.replies = replies
         self.incoming: list[torch.Tensor] = []  # the buffers of the last reply, which the transfer after it moves
@@ -80,10 +82,10 @@ class _FakeControl(Control):
         combine: Combine | None,
         read: Collection[int],
         timeout: float | None,  # noqa: ARG002
-    ) -> Verdict | None:
+    ) -> Verdict:
         if not call.is_data:
             self.calls.append(Recorded(operation=call.operation, settings=dict(call.settings), ranks=tuple(self.ranks)))
-        verdict = combined([message] * self.size, combine)
+        verdict = combined([message] * self.num_combined, combine)
         is_reply = len(read) == 1 and self.rank not in read and call.operation in {"broadcast", "scatter"}
         verdict.bodies = dict.fromkeys(read, self._reply(call) if is_reply else message)
         return verdict
@@ -215,14 +217,13 @@ def recording(*, rank: int = 0, world_size: int = 2, replies: Iterable[object] =
 
 @contextmanager
 def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
-    """Open torch's fake process group, of any size, and adopt it: collectives return at once, with arbitrary values.
+    """Open torch's fake process group, of any size, in a session: collectives return at once, with arbitrary values.
 
     Local. For tests of logic that uses torch.distributed itself, and of the cost of a call in a world of thousands.
 
     Args:
         rank: The rank of this process.
-        world_size: The number of ranks. Collectives of rankwise need more than 64, since the ranks of smaller worlds
-            connect to each other first, and these do not exist.
+        world_size: The number of ranks.
 
     Raises:
         InvalidArgumentError: `rank` or `world_size` is out of range.
@@ -234,8 +235,14 @@ def fake_group(*, rank: int = 0, world_size: int = 2) -> Iterator[Session]:
         (5, 4096)
     """
     rank, world_size = _checked(rank, world_size)
-    with _torch.fake_process_group(rank, world_size), _as_current(None):
-        yield Session(current_session())
+    control = _FakeControl(rank, range(world_size), [], iter(()))
+    control.num_combined = 1  # so that a call costs the same in every world
+    comm = _RecordingComm(rank, control)
+    reading = read_environment(environ=fake_torchrun(world_size)[rank])
+    with _torch.fake_process_group(rank, world_size):
+        state = SessionState(reading, comm=comm, device=comm.device, group=dist.group.WORLD, backend="fake")
+        with _as_current(state):
+            yield Session(state)
 
 
 def _checked(rank: int, world_size: int) -> tuple[int, int]:
@@ -253,11 +260,10 @@ def _checked(rank: int, world_size: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _as_current(session: SessionState | None) -> Iterator[None]:
+def _as_current(session: SessionState) -> Iterator[None]:
     before = opened_session()
     reset_current()
-    if session is not None:
-        set_current(session)
+    set_current(session)
     try:
         yield
     finally:

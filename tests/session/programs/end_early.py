@@ -1,24 +1,25 @@
-"""Make a group and end at once; rank 2 takes its time between connecting to rank 0, which ends, and to rank 1."""
+"""Make a group and end at once; rank 2 takes its time after it has connected to the others, which end."""
 
 import os
 import time
 from typing import Any
 
 import rankwise as rw
-from rankwise._comm.control.links import connect, rank_connections
+from rankwise._comm.control.links import connect
 
 rw.init(timeout=100.0)
 rank = rw.get_rank()
-connect_to = rank_connections.connect_to
+share_page = vars(connect)["share_page"]
 
 
-def connect_slowly(group: Any, group_rank: int, *args: Any, **more: Any) -> Any:
-    if group_rank == 1:
+def share_slowly(*args: Any, **more: Any) -> Any:
+    page = share_page(*args, **more)
+    if rank == 2:
         time.sleep(1.0)
-    return connect_to(group, group_rank, *args, **more)
+    return page
 
 
-vars(connect)["connect_to"] = connect_slowly  # a second that a busy machine may take as well
+vars(connect)["share_page"] = share_slowly  # a second that a busy machine may take as well
 # Gloo's own connections are made one after the other too: they are not what is looked at here.
 rw.new_group([0, 1, 2])
 print("made by", rank, flush=True)

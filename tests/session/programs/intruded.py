@@ -61,13 +61,13 @@ def intrude() -> None:
         local.listen()
         thread = threading.Thread(target=lure, args=([remote, local], ended))
         thread.start()
-        address = {"host": "elsewhere", "local": name, "remote": "127.0.0.1", "port": remote.getsockname()[1]}
+        address = {"local": name, "remote": "127.0.0.1", "port": remote.getsockname()[1]}
         said = json.dumps(address | {"secret": "00" * 16})
         answer = json.dumps(asdict(JoinReply(local_rank=0, local_world_size=1, node_rank=1, num_nodes=2)))
         store = dist.TCPStore("127.0.0.1", int(os.environ["MASTER_PORT"]), wait_for_workers=False)
         while not store.check(["ended/0", "ended/1"]):
             store.set(f"{world.removesuffix('/rankwise')}/reply/1", answer)
-            for key, value in (("host", "elsewhere"), ("first", said), ("all", said)):
+            for key, value in (("host", "elsewhere"), ("page", said), ("address", said)):
                 store.set(f"{world}/{key}/0", value)
             store.set("intruded", "")
         ended.set()

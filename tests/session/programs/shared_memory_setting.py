@@ -37,6 +37,7 @@ with rw.init(timeout=100):
         pieces = rw.all_to_all([torch.full((length + other,), float(rank)) for other in range(size)])
         assert all((piece == src).all() and len(piece) == length + rank for src, piece in enumerate(pieces))
     shares = comm_of(None).planes.shared_memory is not None
-    peers = comm_of(None)._registry._links._peers  # type: ignore[union-attr]  # it is connected
-    assert len(peers) == (0 if shares else size - 1)
+    links = comm_of(None)._registry._links  # type: ignore[union-attr]  # it is connected
+    num_data = len(links.connector.made)  # type: ignore[union-attr]  # likewise
+    assert (num_data == 0) is shares
     print(shares)

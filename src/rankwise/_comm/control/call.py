@@ -148,7 +148,7 @@ class Call(Description):
         combine: Combine | None = None,
         read: Collection[int] = (),
         timeout: float | None = None,
-    ) -> Verdict | None:
+    ) -> Verdict:
         """Verify the call, and exchange messages.
 
         Args:
@@ -158,14 +158,14 @@ class Call(Description):
             timeout: As for `verify`.
 
         Returns:
-            The result, and the messages to read; None in groups that do not use frames.
+            The result, and the messages to read.
         """
         self._stage = Stage.SENT
         if self._control.unverified.number:
             self.before = self._control.unverified.take()
         try:
             verdict = self._control.agree(self, message, combine, read, timeout)
-            if verdict is not None and verdict.error is not None:
+            if verdict.error is not None:
                 raise verdict.error
         except RankwiseError:
             # All members know of this error, unless it came out of a signal handler that began a nested call here.
@@ -178,47 +178,27 @@ class Call(Description):
         """Return the message of every member, by group rank; the lengths may differ."""
         members = range(self._control.size)
         verdict = self.agree(message, read=members)
-        if verdict is None:
-            return self._control.digests.all_gather(message)
         return [verdict.bodies[member] for member in members]
 
-    def reduce(self, message: bytes, combine: Combine) -> bytes | None:
-        """Return the combination of all messages, computed by one member; None in groups that do not use frames."""
-        verdict = self.agree(message, combine=combine)
-        return None if verdict is None else verdict.result
+    def reduce(self, message: bytes, combine: Combine) -> bytes:
+        """Return the combination of all messages, computed by one member."""
+        return self.agree(message, combine=combine).result
 
-    def gather(self, message: bytes, dst: int, combine: Combine | None = None) -> tuple[list[bytes], bytes | None]:
+    def gather(self, message: bytes, dst: int, combine: Combine | None = None) -> tuple[list[bytes], bytes]:
         """Return the message of every member on group rank `dst`, none on the others; and what `reduce` returns."""
         members = range(self._control.size)
         verdict = self.agree(message, combine=combine, read=members if self.rank == dst else ())
-        if verdict is not None:
-            return [verdict.bodies[member] for member in members] if self.rank == dst else [], verdict.result
-        if self.rank != dst:
-            self._control.digests.send(message, dst)
-            return [], None
-        return [message if member == dst else self._control.digests.receive(member) for member in members], None
+        return [verdict.bodies[member] for member in members] if self.rank == dst else [], verdict.result
 
     def broadcast(self, message: bytes, src: int) -> bytes:
         """Return the message of group rank `src`; that of the others is ignored."""
-        is_sender = self.rank == src
-        verdict = self.agree(message if is_sender else b"", read=(src,))
-        if verdict is not None:
-            return verdict.bodies[src]
-        return self._control.digests.broadcast(message, src, is_sender=is_sender)
+        return self.agree(message if self.rank == src else b"", read=(src,)).bodies[src]
 
     def scatter(self, messages: Sequence[bytes], src: int) -> bytes:
         """Return the message of group rank `src` to this member."""
-        own = self.rank
-        verdict = self.agree(pickle.dumps(list(messages)) if own == src else b"", read=(src,))
-        if verdict is not None:
-            message: bytes = plain_loads(verdict.bodies[src])[own]
-            return message
-        if own != src:
-            return self._control.digests.receive(src)
-        for other, message in enumerate(messages):
-            if other != own:
-                self._control.digests.send(message, other)
-        return messages[own]
+        verdict = self.agree(pickle.dumps(list(messages)) if self.rank == src else b"", read=(src,))
+        message: bytes = plain_loads(verdict.bodies[src])[self.rank]
+        return message
 
     def begin_data(self) -> None:
         """Begin the agreement about the data of this call, after that on the call."""

@@ -1,7 +1,8 @@
 """The channel of a group: the exchanges by which its members agree on a call, one after the other.
 
-An exchange takes the frame of every member and gives the same verdict to all. There are two implementations: over the
-page of the host, where all members are on it, and over the connections of the session.
+An exchange takes the frame of every member and gives the same verdict to all. There are three implementations: over the
+page of the host, where all members are on it; over the pages of several hosts, whose leaders are connected; and over
+connections alone, for a member that shares no page with another one.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ class Part:
         combine: Computes the result from the bodies of all members.
         read: The group ranks whose bodies this member reads.
         timeout: Seconds to wait for the others.
+        tolerance: Seconds beyond the timeout in which members of other hosts can say that they are there.
         on_pause: Called with the missing global ranks while waiting.
         start: When it began, on the monotonic clock.
         noticed: A long wait was reported.
@@ -60,18 +62,25 @@ class Part:
     read: Collection[int]
     timeout: float
     on_pause: Callable[[Sequence[int]], None]
+    tolerance: float = 0.0
     start: float = field(default_factory=time.monotonic)
     noticed: bool = False
 
     @property
     def waited(self) -> float:
-        """The seconds since it began; the exchange has expired when they exceed its timeout."""
+        """The seconds since it began."""
         return elapsed_since(self.start)
+
+    @property
+    def is_late(self) -> bool:
+        """The member waits no longer."""
+        return self.waited > self.timeout + self.tolerance
 
     def pause(self) -> float:
         """Return the length of the next wait: short at first, so that a deadlock is detected soon."""
         waited = self.waited
-        return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, self.timeout - waited + 0.001)
+        left = self.timeout + self.tolerance - waited
+        return min(max(_FIRST_SLICE_SECONDS, waited), SLICE_SECONDS, left + 0.001) if left > 0 else _FIRST_SLICE_SECONDS
 
 
 class Channel(ABC):
@@ -138,7 +147,7 @@ class Channel(ABC):
         self.lock.acquire()
         try:
             if self.closed:
-                self._require_open(call.text)
+                self.require_open(call.text)
             self._started = part.start
             number = 0 if recorder is None else recorder.begin(self.group, self.sequence + 1, part.frame.call)
             verdict = self._exchange(part)
@@ -168,8 +177,8 @@ class Channel(ABC):
         """
 
     @abstractmethod
-    def pending_call(self, rank: int) -> Frame | None:
-        """Return the call that a member has made here and this rank has not; None if there is none. Does not wait."""
+    def pending_calls(self, ranks: Container[int]) -> list[Frame]:
+        """Return the calls that members, of these ranks, have made here and this rank has not. Does not wait."""
 
     def dead_ranks(self, ranks: Container[int] | None = None, *, failed: bool = False) -> str:
         """Return the members that are gone, of `ranks` or of all, with reasons; "" if none. Does not wait.
@@ -197,6 +206,10 @@ class Channel(ABC):
     @abstractmethod
     def _arrivals_at(self, sequence: int) -> list[float]:
         """Return when each member came to an exchange that has ended; [] if that is not known."""
+
+    @abstractmethod
+    def unit_frames(self) -> dict[int, Frame]:
+        """Return the frames of this exchange of the members that agree with this one through memory, by group rank."""
 
     @abstractmethod
     def lost_reason(self, member: int) -> str:
@@ -231,11 +244,11 @@ class Channel(ABC):
             last_progress, lost_since = time.monotonic(), 0.0
             try:
                 while flow.pending:
-                    self._require_open(self.call)
+                    self.require_open(self.call)
                     if flow.step() or not flow.pending:
                         last_progress = time.monotonic()
                         continue
-                    lost = {rank: why for rank in flow.pending if (why := self._lost_in_group(rank))}
+                    lost = {rank: why for rank in flow.pending if (why := self._lost_in_group(rank) or flow.lost(rank))}
                     if lost and time.monotonic() - (lost_since := lost_since or time.monotonic()) > LOSS_SECONDS:
                         reasons = "; ".join(f"{self._links.name(rank)} {lost[rank]}" for rank in sorted(lost))
                         raise CollectiveError(f"{self.call} failed: {reasons}")
@@ -312,7 +325,7 @@ class Channel(ABC):
     def _free(self) -> None:
         """Free memory that the members share."""
 
-    def _require_open(self, call: str) -> None:
+    def require_open(self, call: str) -> None:
         if self.closed:
             raise CollectiveError(f"{call}: this rank has left the group, in another thread")
 
@@ -324,9 +337,14 @@ class Channel(ABC):
     def _refresh(self) -> None:
         """Handle the events that have occurred. Does not wait."""
 
-    @abstractmethod
-    def _last_call(self, member: int) -> str:
+    @property
+    def last_agreed_call(self) -> str:
+        """The last call of this group that all members have made, or ""."""
+        return self._calls[-1][1] if self._calls else ""
+
+    def _last_call(self, member: int) -> str:  # noqa: ARG002
         """Return the last call of this group that a member was seen in, or ""."""
+        return self.last_agreed_call
 
     @abstractmethod
     def _entered(self, member: int) -> tuple[str, int, float] | None:
@@ -338,7 +356,7 @@ class Channel(ABC):
             The text of the call, the number of the exchange, and when it began, on the monotonic clock.
         """
 
-    def _wait_longer(self, part: Part, missing: Sequence[int]) -> None:
+    def wait_longer(self, part: Part, missing: Sequence[int]) -> None:
         """Tell others, after a wait without news, that this member waits for some; once also the user."""
         self._links.wait_note.write(part.frame.call, part.start)
         part.on_pause([self.ranks[member] for member in missing])
@@ -383,7 +401,7 @@ class Channel(ABC):
         now = "".join(f", now in {call}" for call in calls if call.group != self.group)
         return f"{self._links.name(self.ranks[member])}, {seen}{now}"
 
-    def _lost_error(self, call: str, members: Sequence[int]) -> CollectiveError:
+    def lost_error(self, call: str, members: Sequence[int]) -> CollectiveError:
         """Return the error of an exchange for which lost members are missing."""
         texts = []
         for member in members:
@@ -392,7 +410,7 @@ class Channel(ABC):
             texts.append(f"{self._links.name(self.ranks[member])} {self.lost_reason(member)}{seen}")
         return CollectiveError(f"{call} failed: {'; '.join(texts)}")
 
-    def _timeout_error(self, part: Part, missing: Sequence[int]) -> CollectiveTimeoutError:
+    def timeout_error(self, part: Part, missing: Sequence[int]) -> CollectiveTimeoutError:
         return CollectiveTimeoutError(
             f"{part.frame.call}: not all ranks came within {part.timeout:g} s. "
             f"Missing: {self._names_and_calls(missing)}"

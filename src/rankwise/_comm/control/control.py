@@ -5,23 +5,18 @@ from __future__ import annotations
 import os
 import pickle
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
-from typing import Final, cast
+from contextlib import AbstractContextManager
+from typing import cast
 
 import torch
 
 from rankwise._comm.control.channel import Channel, try_lock
-from rankwise._comm.control.digests import Digests, Transport
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Description, FrameKind, UnverifiedCalls
 from rankwise._comm.control.registry import GROUPS_OF_MEMBERS, PAIRS, GroupRegistry
 from rankwise._comm.control.turns import Turns
 from rankwise._comm.control.verdict import Combine, Verdict, combined
-from rankwise._xla_use import DEVICE_TYPE
 from rankwise.errors import CollectiveError, InvalidArgumentError, NotJoinedError, RemoteRankError
-
-# The largest group on several hosts in which the members exchange frames.
-MAX_FRAMES_SIZE: Final = 64
 
 
 class Control:
@@ -32,7 +27,6 @@ class Control:
         size: The number of members.
         rank: The group rank of this process; None if it is not a member.
         group: The id of the group; -1 without a session.
-        uses_frames: The members exchange frames; otherwise they compare `digests`, through a data plane.
         checks_tensors: Calls whose only value is a tensor on an accelerator are verified, as all others are.
         unverified: Those calls of the group that were not.
         is_connected: The members are connected, or need not be.
@@ -42,8 +36,6 @@ class Control:
         pid: The process that has made the group.
         broken_reason: Why the group cannot be used any more; "" if it can.
     """
-
-    digests: Digests
 
     def __init__(
         self, ranks: Sequence[int], global_rank: int, registry: GroupRegistry | None = None, group: int = -1
@@ -60,8 +52,7 @@ class Control:
         self.size = len(ranks)
         self.rank = ranks.index(global_rank) if global_rank in ranks else None
         self.group = group
-        self.uses_frames = registry is None or self.size == 1 or uses_frames(registry, self.size)
-        self.is_connected = self.size == 1 or self.rank is None or not self.uses_frames
+        self.is_connected = self.size == 1 or self.rank is None
         self.checks_tensors = registry is None or registry.check
         self.unverified = UnverifiedCalls()
         self.closed = False
@@ -91,8 +82,7 @@ class Control:
         """
         if not registry.is_connected:
             raise CollectiveError(
-                "the ranks are not connected: call a collective of all ranks first, such as rankwise.barrier(); and "
-                "two ranks of a group of more than 64 ranks on several hosts cannot communicate alone"
+                "the ranks are not connected: call a collective of all ranks first, such as rankwise.barrier()"
             )
         number = PAIRS + ((group.group << 32) | (members[0] << 16) | members[1])
         control = cls(tuple(group.ranks[member] for member in members), registry.rank, registry, number)
@@ -105,10 +95,6 @@ class Control:
         control = cls(ranks, registry.rank, registry, GROUPS_OF_MEMBERS + number)
         control.open()
         return control
-
-    def agree_by(self, transport: Transport) -> None:
-        """Let the members agree through a data plane if they do not use frames."""
-        self.digests = Digests(self.ranks, transport)
 
     def connect(self) -> None:
         """Connect to the other members, before the first operation chooses its data plane.
@@ -155,16 +141,13 @@ class Control:
 
     def agree(
         self, call: Description, message: bytes, combine: Combine | None, read: Collection[int], timeout: float | None
-    ) -> Verdict | None:
-        """Exchange frames with the other members, as `Call.agree` describes it; None in groups that use none."""
+    ) -> Verdict:
+        """Exchange frames with the other members, as `Call.agree` describes it."""
         registry = self._registry
         if self.size == 1 or registry is None:
             verdict = combined([message], combine)
             verdict.bodies = {0: message}
             return verdict
-        if not self.uses_frames:
-            self.digests.verify(call)
-            return None
         channel = self._channel or self.open()
         suspects: set[int] = set()
         verdict = channel.agree(
@@ -186,11 +169,7 @@ class Control:
             self._channel.set_unverified(self.unverified.total)
 
     def report(self, call: Description, failure: RemoteRankError) -> None:
-        """Send the failure of this rank in place of its call. Where the group uses frames, this does not wait."""
-        if not self.uses_frames:
-            with suppress(CollectiveError, RemoteRankError):
-                self.digests.verify(call, failure)
-            return
+        """Send the failure of this rank in place of its call, without waiting for the others."""
         channel = self.open()
         with channel.held():
             channel.post(call.frame(FrameKind.FAILED, pickle.dumps(failure)), timeout=self._session.timeout)
@@ -214,7 +193,8 @@ class Control:
     def shared_page(self) -> PageChannel | None:
         """The channel through the page of the host, if it is open, and the members use that page for tensors too."""
         channel = self._channel
-        return channel if isinstance(channel, PageChannel) and channel.page.shares_tensors else None
+        is_open = isinstance(channel, PageChannel) and channel.same_host and channel.page.shares_tensors
+        return cast(PageChannel, channel) if is_open else None
 
     @property
     def hosts(self) -> list[str]:
@@ -251,7 +231,7 @@ class Control:
     def pending_call_from(self, rank: int) -> bool:
         """Return whether a rank has made a call in this group that this rank has not made. Does not wait."""
         with try_lock(self._channel) as channel:
-            return channel is not None and channel.pending_call(rank) is not None
+            return channel is not None and bool(channel.pending_calls([rank]))
 
     def close(self, reason: str) -> None:
         """Send the other members the reason why this rank leaves; close the session's connections with its group."""
@@ -269,12 +249,3 @@ class Control:
         self._channel = None
         if self._registry is not None:
             self._registry.close_channel(self.group, reason)
-
-
-def uses_frames(registry: GroupRegistry, size: int) -> bool:
-    """Return whether the members of a group of this size exchange frames."""
-    # On one host the backend listens on loopback, where other users can connect. Bytes that are unpickled must not come
-    # from there, so even a large group exchanges frames.
-    # XLA has no operations that wait with a timeout.
-    has_backend = registry.device.type != DEVICE_TYPE
-    return size > 1 and (size <= MAX_FRAMES_SIZE or registry.one_host or not has_backend)

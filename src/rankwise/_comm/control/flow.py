@@ -29,5 +29,9 @@ class Flow(ABC):
     def wait(self, seconds: float) -> None:
         """Wait until data may be sent or received, or a rank may be lost."""
 
+    def lost(self, rank: int) -> str:  # noqa: ARG002
+        """Return why no more data comes from a rank, or goes to it, as far as this transfer knows; "" if it does."""
+        return ""
+
     def end(self) -> None:  # noqa: B027 - not all have something to end
         """End the transfer, also in the middle of the data: its buffers are written to no more."""

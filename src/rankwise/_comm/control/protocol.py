@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import functools
 import hashlib
-import pickle
 import socket
 import struct
-import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, Final, TypeAlias
@@ -26,11 +24,8 @@ from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, short
 
 # Length of the body, group, sequence number, kind, flags, seconds waited, digest, length of the call's text.
 HEADER: Final = struct.Struct("<QQQBBf16sH")
-_KIND_OFFSET: Final = 24
 _MAIN: Final = 1
 _READS: Final = 2
-# Before each frame of a bundle: the group rank of its member.
-_MEMBER: Final = struct.Struct("<I")
 _Buffer: TypeAlias = bytes | bytearray | memoryview
 _NO_DIGEST: Final = bytes(16)
 _MAX_CALL_BYTES: Final = 1000
@@ -45,16 +40,11 @@ class FrameKind(IntEnum):
     FAILED = 1  # this rank raised before it could take part; the body is the `RemoteRankError` of the others
     WAITING_IN_OTHER_GROUP = 2  # it waits in a collective of another group; the body is a `WaitingInOtherGroup`
     DETAILS = 3  # the digests differed; the body is a `Details`
-    ENDED = 4  # it has ended the exchange for all; the body is the error that all raise
-    LEFT = 5  # it will not take part again; the text of the call is the reason
-    DATA = 6  # the body is data
-    VERDICT = 7  # the body is the verdict of the member that leads the exchange
-    BUNDLE = 8  # the body is the frames of several members
-    ARRIVED = 9  # it is in the exchange; another member forwards its frame
-
-
-# The frames of members that wait for the frames of the others.
-WAITING_KINDS: Final = frozenset({FrameKind.CALL, FrameKind.DETAILS, FrameKind.ARRIVED})
+    VERDICT = 4  # the body is the verdict on the exchange
+    CALLS = 5  # the body is the calls of several members
+    ENDED = 6  # a member waits no longer; the body is the error that all raise, unless there is a verdict
+    WAITING = 7  # on the board: members wait in the exchange
+    LEFT = 8  # on the board: a rank takes part in nothing any more; the body is the reason
 
 
 @dataclass(slots=True)
@@ -67,11 +57,10 @@ class Frame:
         digest: The digest of everything that has to be the same on all members.
         body: The content, by kind.
         main: The call was made by the main thread, and this rank waits in no other group.
-        reads: This rank reads bodies of others. For an exchange over connections; not set in the memory of a host.
-        waited: How long the exchange before took this rank, in seconds. For one over connections, as `reads`.
+        reads: This rank reads bodies of others. For an exchange between hosts.
+        waited: How long the exchange before took this rank, in seconds; likewise.
         group: The id of the group; set when the frame is sent, as is the sequence number.
         sequence: The number of the exchange in the group.
-        arrived: When it was received over a connection, on the monotonic clock.
     """
 
     kind: FrameKind
@@ -81,17 +70,18 @@ class Frame:
     main: bool = True
     group: int = 0
     sequence: int = 0
-    arrived: float = 0.0
     reads: bool = False
     waited: float = 0.0
 
-    def encode(self) -> bytes:
+    def encode(self, body: bytes | None = None) -> bytes:
+        """Return the bytes of the frame; with another body, if one is given."""
+        body = self.body if body is None else body
         call = self.call.encode(errors="backslashreplace")[:_MAX_CALL_BYTES]
         flags = self.main | (_READS if self.reads else 0)
         header = HEADER.pack(
-            len(self.body), self.group, self.sequence, self.kind, flags, self.waited, self.digest, len(call)
+            len(body), self.group, self.sequence, self.kind, flags, self.waited, self.digest, len(call)
         )
-        return b"".join((header, call, self.body))
+        return b"".join((header, call, body))
 
 
 def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
@@ -105,7 +95,7 @@ def decode_frame(data: _Buffer, offset: int = 0) -> tuple[Frame, int, int]:
 
 
 def pop_frame(inbox: bytearray) -> Frame | None:
-    """Remove the first frame from received bytes; None if it is incomplete. No data may come next."""
+    """Remove the first frame from received bytes; None if it is incomplete."""
     if len(inbox) < HEADER.size:
         return None
     length, *_, call_length = HEADER.unpack_from(inbox)
@@ -114,40 +104,7 @@ def pop_frame(inbox: bytearray) -> Frame | None:
     frame, start, _ = decode_frame(inbox)
     frame.body = bytes(inbox[start : start + length])
     del inbox[: start + length]
-    frame.arrived = time.monotonic()
     return frame
-
-
-def pop_data_header(inbox: bytearray) -> tuple[int, int] | None:
-    """Remove the header of data from received bytes, and return its group and length; None if no data is next."""
-    if len(inbox) < HEADER.size or inbox[_KIND_OFFSET] != FrameKind.DATA:
-        return None
-    length, group, *_ = HEADER.unpack_from(inbox)
-    del inbox[: HEADER.size]
-    return group, length
-
-
-def encode_bundle(frames: Iterable[tuple[int, Frame]]) -> bytes:
-    """Return frames of several members, with their group ranks, as the body of a frame."""
-    return b"".join(_MEMBER.pack(member) + frame.encode() for member, frame in frames)
-
-
-def decode_bundle(body: bytes) -> Iterator[tuple[int, Frame]]:
-    """Return the frames in the body of a frame, with the group ranks of their members."""
-    offset = 0
-    while offset < len(body):
-        (member,) = _MEMBER.unpack_from(body, offset)
-        offset += _MEMBER.size
-        frame, header, length = decode_frame(body, offset)
-        frame.body = body[offset + header : offset + header + length]
-        frame.arrived = time.monotonic()
-        yield member, frame
-        offset += header + length
-
-
-def data_header(group: int, length: int) -> bytes:
-    """Return the header of `length` bytes of data."""
-    return HEADER.pack(length, group, 0, FrameKind.DATA, True, 0.0, _NO_DIGEST, 0)
 
 
 @dataclass(slots=True)
@@ -247,12 +204,6 @@ def remote_error(error: BaseException, rank: int, call: str) -> RemoteRankError:
     """Return what the others raise when an exception has ended the call of this rank."""
     text = shortened("".join(traceback.format_exception(error)), _MAX_TRACEBACK)
     return RemoteRankError(rank=rank, host=socket.gethostname(), raised=summary(error), traceback=f"{call}\n{text}")
-
-
-def without_traceback(body: bytes, call: str) -> bytes:
-    """Return the body of a frame of a failed rank without the traceback, which takes most of it."""
-    error: RemoteRankError = read_report(body)
-    return pickle.dumps(RemoteRankError(rank=error.rank, host=error.host, raised=error.raised, traceback=call))
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 
 from rankwise._comm.control.channel import Channel, try_lock, within_a_moment
+from rankwise._comm.control.hosts_channel import HostsChannel
 from rankwise._comm.control.links.connect import HostConnections, connect
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
@@ -95,8 +96,11 @@ class GroupRegistry:
             return self.channels[group]
         links = self.connect()
         page = links.page
-        if page is not None and all(rank in page.ranks for rank in ranks):
+        num_here = 1 if page is None else len(set(page.ranks).intersection(ranks))
+        if page is not None and num_here == len(ranks):
             channel: Channel = PageChannel(group, ranks, links, page)
+        elif page is not None and num_here > 1:
+            channel = HostsChannel(group, ranks, links, page)
         else:
             channel = SocketChannel(group, ranks, links)
         self.channels[group] = channel
@@ -171,6 +175,7 @@ class GroupRegistry:
         if links is None:
             return [RankState(rank, self.find_dead_ranks([rank]), []) for rank in self.ranks]
         links.loop.wait(links.loop.num_events, 0.0)  # handles what has arrived
+        links.board.look_for_losses()
         return [links.state(rank) for rank in self.ranks]
 
     def dead_ranks(self) -> str:
@@ -210,9 +215,11 @@ class GroupRegistry:
 
     def close(self, reason: str) -> None:
         """Close the channels of all groups, and the connections."""
+        links, self._links = self._links, None
+        if links is not None:
+            links.leave(reason)
         for group in list(self.channels):
             self.close_channel(group, reason)
-        links, self._links = self._links, None
         if links is not None:
             links.close()
 
@@ -240,12 +247,12 @@ class GroupRegistry:
         # One look proves nothing: the rank may have finished here, with its frame still on the way, and gone on to the
         # other group. At the second look the frame would have arrived. And only calls of the ranks' programs count:
         # with a group for each thread, a rank may wait in several groups without a deadlock.
+        wanted = set(missing)
         for other in list(self.channels.values()) if is_program_of_rank() else ():
             with try_lock(None if other is channel else other) as locked:
                 if locked is None:
                     continue
-                pending = [frame for rank in missing if (frame := locked.pending_call(rank)) is not None]
-                if not any(frame.main for frame in pending):
+                if not any(frame.main for frame in locked.pending_calls(wanted)):
                     suspects.discard(locked.group)
                 elif locked.group in suspects:
                     locked.post(_waiting_frame(channel, call))

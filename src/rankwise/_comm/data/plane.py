@@ -80,12 +80,12 @@ class DataPlane(ABC):
 
     Attributes:
         support: The operations that it supports now.
-        message_device: The device of short messages, in groups that do not use frames.
+        staging_device: The device to which tensors of devices that it does not move are copied.
         backend: The backends of the group, as torch writes them; None without a process group.
     """
 
     backend: str | None = None
-    message_device: torch.device = torch.device("cpu")
+    staging_device: torch.device = torch.device("cpu")
 
     @property
     @abstractmethod
@@ -125,8 +125,8 @@ class DataPlane(ABC):
 
     def _empty(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return memory for a tensor, on a device whose tensors the plane moves."""
-        is_on_cpu = self.message_device.type == "cpu"
-        return empty_on_cpu(tensor) if is_on_cpu else torch.empty_like(tensor, device=self.message_device)
+        is_on_cpu = self.staging_device.type == "cpu"
+        return empty_on_cpu(tensor) if is_on_cpu else torch.empty_like(tensor, device=self.staging_device)
 
     def broadcast(self, data: torch.Tensor, src: int) -> Move:
         """Prepare to fill a flat uint8 tensor from group rank `src`."""

@@ -61,11 +61,6 @@ class Planes:
         """The backends of the group, as torch writes them; None alone, and if this rank is not a member."""
         return self.planes[-1].backend
 
-    @property
-    def message_device(self) -> torch.device:
-        """The device of short messages, in groups that do not use frames."""
-        return self.planes[-1].message_device
-
     def close(self) -> None:
         """Release everything that belongs to the group."""
         for plane in self.planes:

@@ -54,11 +54,11 @@ class TorchPlane(DataPlane):
         """
         self.backend = None if group is None else dist.get_backend_config(group)
         backends = {} if self.backend is None else dict(BackendConfig.parse(self.backend).pairs)
-        self.message_device = torch.device("cpu") if "cpu" in backends else device
+        self.staging_device = torch.device("cpu") if "cpu" in backends else device
         # gloo supports CUDA tensors in some operations only, so it gets none; and none of other devices than those of
         # the session, since ranks without them receive on the CPU.
         own = backends.get(device.type, "gloo")
-        self._moved = {self.message_device.type} | ({device.type} if own != "gloo" else set())
+        self._moved = {self.staging_device.type} | ({device.type} if own != "gloo" else set())
         self._group_ref = None if group is None else weakref.ref(group)
         self._bound = None if group is None else group.bound_device_id
         self._is_connected = self._bound is not None

@@ -42,7 +42,7 @@ from rankwise._net.acceptor import Client
 from rankwise._net.connecting import connect_to_any, resolved_text
 from rankwise._net.json_lines import decode_line, encode_line
 from rankwise._net.polling import READABLE, WRITABLE, EventLoop, poll, wait_readable
-from rankwise._net.rank_proof import AcceptedProofs, send_hello, send_proof
+from rankwise._net.rank_proof import AcceptedProofs, prove
 from rankwise.errors import LaunchError
 
 BEAT_SECONDS: Final = 0.5
@@ -207,7 +207,7 @@ class PeerWatchdog:
             try:
                 connection = connect_to_any(address, port, _IDENTIFY_SECONDS)
                 connection.settimeout(_IDENTIFY_SECONDS)
-                if send_proof(connection, key, send_hello(connection, self._host)):
+                if prove(connection, key, self._host):
                     self._add(WatchedPeer(connection, 0))
                     return
                 connection.close()
@@ -245,18 +245,18 @@ class PeerWatchdog:
             self._drop(next(iter(self._strangers)))
 
     def _identify(self, client: Client) -> None:
-        is_connected = client.read(self._proofs.missing(client))
-        number = self._proofs.rank_of(client)
-        if number is not None and 0 < number < self._settings.num_hosts and number not in self._peers:
+        sender = self._proofs.sender(client)
+        if sender is None:
+            return
+        if 0 < sender.rank < self._settings.num_hosts and sender.rank not in self._peers:
             self._forget(client)
-            self._add(WatchedPeer(client.connection, number))
-        elif not is_connected or number is not None:
+            self._add(WatchedPeer(client.connection, sender.rank))
+        else:
             self._drop(client)
 
     def _forget(self, client: Client) -> None:
         self._loop.unregister(client.connection)
         self._strangers.pop(client, None)
-        self._proofs.forget(client)
 
     def _drop(self, client: Client) -> None:
         self._forget(client)

@@ -1,56 +1,69 @@
-"""How the ranks of a session connect: to share the pages of their hosts, and to each other where there are several.
+"""How the ranks of a session come together: which of them share a host and its page, and who talks to other hosts.
 
-Ranks write their addresses to the store. On one host all connect to the first rank, from which they get the page. On
-several hosts, where no memory is shared for tensors, and where ranks are threads of one process, each connects to
-those before it, and accepts those after it. On one host the connections are sockets whose other end must belong to the
-same user, whatever other users write to the store. Between hosts both sides prove that they know the secret of the
-job, and without one that in the store. See SECURITY.md.
+Ranks of one host connect to the first of them, from which they get the page, by sockets whose other end must belong to
+the same user, whatever other users write to the store. The ranks of a host with a page are one unit; its first rank
+leads it. Every other rank is a unit of its own. Leaders connect to each other in a tree; all other connections are made
+when they are needed. Between hosts both sides prove that they know the secret of the job, and without one that in the
+store. See SECURITY.md.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
-import secrets
 import socket
 import time
-from collections.abc import Callable, Container, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final, NamedTuple
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from torch.distributed import Store
 
+from rankwise._comm.control.links.connector import FRAMES, PAGE, WATCHERS, Connector
 from rankwise._comm.control.links.links import Links
-from rankwise._comm.control.links.rank_connections import (
-    SECRET_BYTES,
-    Address,
-    Attempt,
-    accept_others,
-    connect_to,
-    timeout_error,
-)
-from rankwise._comm.control.links.sockets import listen_locally, local_name
 from rankwise._comm.control.page.handshake import share_page
-from rankwise._net.acceptor import listen
+from rankwise._comm.control.page.host_page import HostPage
+from rankwise._comm.control.tree import Tree
 from rankwise._net.host import host_id, network_id
 from rankwise._net.job_secret import NO_SECRET, JobSecret
-from rankwise._net.json_lines import encode_line
-from rankwise.errors import printable, shortened
+from rankwise._net.json_lines import MAX_LINE_BYTES, decode_line, encode_line
+from rankwise._net.polling import SharedEventLoop
+from rankwise._text import ranks_on_hosts_text
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, printable, shortened
 
 log = logging.getLogger(__name__)
 
-# The shortest and the longest pause between two reads of the store.
+# The shortest and the longest pause between two reads of the store; the longest is more with each rank of the session,
+# so that thousands do not occupy the process that serves it.
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
+_PAUSE_SECONDS_A_RANK: Final = 2e-5
+_CHECK_SECONDS: Final = 0.1
+# So many keys are looked for at a time.
+_KEYS_AT_ONCE: Final = 256
 _MAX_HOST_NAME: Final = 64
-_NO_HOSTS: Final[Mapping[int, str]] = {}
 
 
-class _Host(NamedTuple):
-    """The host of a rank, and whether that rank has a watch over hangs."""
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """A host: its name, its ranks by their place in the session, as starts and ends of ranges, and if it is watched."""
 
-    id: str
-    watched: bool
     name: str
+    watched: int
+    ranges: tuple[int, ...]
+
+    @property
+    def members(self) -> list[int]:
+        """The places of its ranks."""
+        starts, ends = self.ranges[::2], self.ranges[1::2]
+        return [member for start, end in zip(starts, ends, strict=True) for member in range(start, end)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Hosts:
+    """The hosts of a session, in the order of their first ranks."""
+
+    hosts: tuple[_Host, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +86,82 @@ class HostConnections:
         return next(ranks for ranks in self.neighbours.values() if rank in ranks)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Attempt:
+    """The arguments of `connect` that all of its steps need, and the deadline."""
+
+    store: Store
+    ranks: Sequence[int]
+    rank: int
+    one_host: bool
+    timeout: float
+    deadline: float
+    check_alive: Callable[[Callable[[], Sequence[int]]], None]
+    names: dict[int, str] = field(default_factory=dict)
+
+    def read(self, keys: Mapping[str, int]) -> list[bytes]:
+        """Wait until ranks have written keys to the store, each a key of its own, and return their values."""
+        missing = list(keys)
+        pause, max_pause = _PAUSE_SECONDS[0], _PAUSE_SECONDS[1] + _PAUSE_SECONDS_A_RANK * len(self.ranks)
+
+        def awaited() -> list[int]:
+            return [keys[key] for key in missing if not self.store.check([key])]
+
+        while missing:
+            if self.store.check(missing[:_KEYS_AT_ONCE]):
+                del missing[:_KEYS_AT_ONCE]
+                continue
+            self.check_alive(awaited)
+            if time.monotonic() > self.deadline:
+                raise self.late_error(awaited())
+            time.sleep(pause)
+            pause = min(2 * pause, max_pause)
+        return self.store.multi_get(list(keys)) if keys else []
+
+    def wait(self, connector: Connector, awaited: Callable[[], Collection[tuple[int, int]]]) -> None:
+        """Wait until connections are made.
+
+        Args:
+            connector: It makes them.
+            awaited: Returns those that are not made yet: their ranks and purposes.
+
+        Raises:
+            CollectiveError: One cannot be made.
+            CollectiveTimeoutError: Some were not made in time.
+        """
+        idle = 0
+        while True:
+            seen = connector.loop.num_events
+            missing = sorted(awaited())
+            if not missing:
+                return
+            if connector.shortage:
+                raise CollectiveError(f"rank {self.rank}: {connector.shortage}")
+            for rank, purpose in missing:
+                if why := connector.failure(rank, purpose):
+                    raise self._unreachable_error(rank, why)
+            if time.monotonic() > self.deadline:
+                for rank, purpose in missing:
+                    if where := connector.where(rank, purpose):
+                        why = f"cannot be reached at {where}: no answer in {self.timeout:g} s"
+                        raise self._unreachable_error(rank, why)
+                raise self.late_error(_ranks_of(missing), connector.rejected_text())
+            # One wait without an event is no reason to check: a rank may have connected and exited meanwhile. That wait
+            # accepted its connection, and the next one reads its proof.
+            idle = 0 if connector.wait(seen, _CHECK_SECONDS) else idle + 1
+            if idle > 1:
+                self.check_alive(lambda: _ranks_of(awaited()))
+
+    def late_error(self, ranks: Sequence[int], rejected: str = "") -> CollectiveTimeoutError:
+        """Return the error of ranks that did not come in time."""
+        late = ranks_on_hosts_text(ranks, self.names)
+        return CollectiveTimeoutError(f"{late} did not connect to rank {self.rank} in {self.timeout:g} s.{rejected}")
+
+    def _unreachable_error(self, rank: int, why: str) -> CollectiveError:
+        hint = "; the launcher, or an address on loopback, places all ranks on one host: are they?"
+        return CollectiveError(f"rank {rank} {why}{hint if self.one_host else ''}")
+
+
 def connect(
     *,
     store: Store,
@@ -93,7 +182,7 @@ def connect(
 
     Args:
         store: The store that the ranks share, under a prefix of this session.
-        ranks: The global ranks.
+        ranks: The global ranks, in ascending order.
         rank: The global rank of this process.
         one_host: All ranks are known to be on this host. Then no entry of the store can direct a rank to another host.
         own_address: Returns the name or address of this host for other hosts.
@@ -110,115 +199,62 @@ def connect(
         CollectiveError: A rank could not be reached.
         CollectiveTimeoutError: Some ranks did not connect in time.
     """
-    # All ranks take the same way, and know it without asking, or by the same entries of the store:
-    # - One host: each rank connects to the first one, which hands out the page over these connections. After that they
-    #   are closed. If any rank cannot map the page, or may not use it for tensors, the first one tells all of them, and
-    #   they connect each to each, as ranks without pages do.
-    # - Several hosts: each connects to those before it and accepts those after it, so that no two connect twice. The
-    #   proof of a connection is answered only by a rank that has come to accepting. So a rank first begins all its
-    #   connections, and then ends their proofs: in another order, ranks would wait for each other in a circle.
-    # - The first rank of each host hands out the page of its host, over connections that exist.
-    # The first rank of a watched host connects to the first rank of all a second time, for the watchers: a watcher has
-    # to hear the others when its ranks hold Python's lock, or are stopped.
-    group = Attempt(
+    # All ranks take the same way, and know it without asking, or by the same entries of the store, which the first rank
+    # of all collects from the others, so that each rank reads and writes only a few:
+    # 1. Unless there is one host, each rank writes its host; the first one reads them, and writes the list of hosts.
+    # 2. The ranks of each host share a page, or find that they cannot.
+    # 3. With several hosts, the first rank of each writes whether it has a page; the first one of all writes the list.
+    # 4. With several hosts, the leaders connect, and the first rank of each watched host a second time to the first one
+    #    of all, for the watchers: a watcher has to hear the others when its ranks hold Python's lock, or are stopped.
+    attempt = _Attempt(
         store=store,
         ranks=ranks,
-        group_rank=ranks.index(rank),
+        rank=rank,
         one_host=one_host,
-        secret=secret,
         timeout=timeout,
         deadline=time.monotonic() + timeout,
         check_alive=check_alive,
     )
-    host = f"{host_id()}/{network_id()}"
-    hosts = {} if one_host else _exchange_hosts(group, watched=on_hosts is not None)
-    same_host = all(other.id == host for other in hosts.values())
-    names = {} if same_host else {rank: other.name for rank, other in hosts.items()}
-    neighbours_of = _by_host(hosts) if names else {}
-    if names and hosts[ranks[0]].watched:
-        first_ranks = [ranks.index(first) for first in neighbours_of if hosts[first].watched]
-        group = replace(group, watched=first_ranks[1:])
-    if names and secret is None and rank == ranks[0]:
+    hosts = [] if one_host else _exchange_hosts(attempt, watched=on_hosts is not None)
+    if len(hosts) < 2:
+        hosts = []
+    by_host = [[ranks[member] for member in host.members] for host in hosts] or [list(ranks)]
+    number = next(number for number, there in enumerate(by_host) if rank in there)
+    attempt.names.update({other: host.name for host, there in zip(hosts, by_host, strict=False) for other in there})
+    if hosts and secret is None and rank == ranks[0]:
         _warn_without_secret()
-    neighbours = [other for other in ranks if not names or hosts[other].id == host]
-    connections: dict[int, socket.socket] = {}
     page = None
+    links = None
     try:
-        if not names and shares_pages:
-            _connect_all(group, "first", {0}, connections, names, "")
-        else:
-            _connect_all(group, "all", set(range(len(ranks))), connections, names, own_address() if names else "")
-        if len(neighbours) > 1 and shares_pages:
-            page = share_page(
-                connections,
-                ranks=neighbours,
-                rank=rank,
-                deadline=group.deadline,
-                check_alive=check_alive,
-                shares_tensors=shares_tensors,
-            )
-        if not names and shares_pages:
-            _close_all(connections)
-            if page is None or not page.shares_tensors:
-                _connect_all(group, "all", set(range(len(ranks))), connections, names, "")
-        ids = {other: hosts[other].id for other in names}
-        second = {~number: connections.pop(number) for number in list(connections) if number < 0}
-        if on_hosts is not None and names:
-            on_hosts(HostConnections(second, names, neighbours_of))
-        return Links(rank, connections=connections, hosts=ids, host_names=names, page=page)
+        if shares_pages and len(by_host[number]) > 1:
+            page = _share_page(attempt, by_host[number], shares_tensors=shares_tensors)
+        has_page = (
+            _exchange_pages(attempt, by_host, number, page)
+            if hosts and shares_pages
+            else [page is not None] * len(by_host)
+        )
+        links = Links(
+            rank,
+            units=_units(by_host, has_page),
+            hosts={other: str(number) for number, there in enumerate(by_host) for other in there} if hosts else {},
+            host_names=attempt.names,
+            page=page,
+            store=store,
+            secret=secret,
+            own_address=own_address,
+        )
+        if len(links.units) > 1:
+            watched = [there[0] for host, there in zip(hosts, by_host, strict=False) if host.watched]
+            watchers = _connect_leaders(attempt, links, watched)
+            if on_hosts is not None and hosts:
+                on_hosts(HostConnections(watchers, attempt.names, {there[0]: there for there in by_host}))
     except BaseException:
-        _close_all(connections)
-        if page is not None:
+        if links is not None:
+            links.close()
+        elif page is not None:
             page.close()
         raise
-
-
-def _connect_all(
-    group: Attempt,
-    key: str,
-    servers: Container[int],
-    connections: dict[int, socket.socket],
-    hosts: Mapping[int, str],
-    own_address: str,
-) -> None:
-    """Connect to the members before this one, and accept those after it, where the one before is a server.
-
-    Args:
-        group: The arguments.
-        key: The key of the addresses in the store.
-        servers: The group ranks of the members that accept connections.
-        connections: The connections, by global rank, and second ones by the inverted rank; they are added here.
-        hosts: The names of the hosts by global rank, or empty.
-        own_address: The address of this host for other hosts; "" if all are on this host.
-    """
-    host = f"{host_id()}/{network_id()}"
-    listeners: list[socket.socket] = []
-    secret = b""
-    try:
-        if group.group_rank in servers:
-            listeners.append(listen_locally())
-            if hosts:
-                listeners.append(listen(0, one_host=False))
-            secret = _publish_address(group, key, listeners, host, own_address)
-        before = [member for member in range(group.group_rank) if member in servers]
-        begun: list[Callable[[], None]] = []
-        for member, text in zip(before, _read(group, key, before, hosts), strict=True):
-            address = Address.read(text, group.ranks[member])
-            is_local = not hosts or address.host == host
-            for is_second in (False, True) if not member and group.group_rank in group.watched else (False,):
-                connection, prove = connect_to(
-                    group, member, address, is_local=is_local, has_hosts=bool(hosts), is_second=is_second
-                )
-                rank = group.ranks[member]
-                connections[~rank if is_second else rank] = connection
-                begun.append(prove)
-        for prove in begun:  # a member answers when it has connected to those before it
-            prove()
-        if listeners:
-            accept_others(group, listeners, secret, connections, hosts)
-    finally:
-        for listener in listeners:
-            listener.close()
+    return links
 
 
 @functools.cache
@@ -227,58 +263,125 @@ def _warn_without_secret() -> None:
     log.warning("%s", NO_SECRET)
 
 
-def _close_all(connections: dict[int, socket.socket]) -> None:
-    while connections:
-        connections.popitem()[1].close()
+def _exchange_hosts(attempt: _Attempt, *, watched: bool) -> Sequence[_Host]:
+    """Return the hosts of the session."""
+    keys = {f"host/{member}": rank for member, rank in enumerate(attempt.ranks)}
+    own = f"host/{attempt.ranks.index(attempt.rank)}"
+    first = attempt.ranks[0]
+    attempt.store.set(own, f"{host_id()}/{network_id()} {int(watched)} {socket.gethostname()}")
+    if attempt.rank == first:
+        hosts = _grouped([text.decode(errors="replace") for text in attempt.read(keys)])
+        attempt.store.set("hosts", zlib.compress(encode_line(hosts).encode()))  # type: ignore[arg-type]  # takes bytes
+        return hosts.hosts
+    (packed,) = attempt.read({"hosts": first})
+    try:
+        found = decode_line(_Hosts, zlib.decompressobj().decompress(packed, MAX_LINE_BYTES)).hosts
+        size = len(attempt.ranks)
+        if any(not 0 <= end <= size for host in found for end in host.ranges) or sorted(
+            member for host in found for member in host.members
+        ) != list(range(size)):
+            raise ValueError("it is not about these ranks")  # noqa: TRY301 - handled like unreadable text
+    except (ValueError, zlib.error) as error:
+        raise CollectiveError(
+            f"the list of hosts of rank {first} in the store cannot be read: {error}; does another program use the "
+            "store?"
+        ) from error
+    return found
 
 
-def _exchange_hosts(group: Attempt, *, watched: bool) -> dict[int, _Host]:
-    """Return the host of each rank."""
-    group.store.set(f"host/{group.group_rank}", f"{host_id()}/{network_id()} {int(watched)} {socket.gethostname()}")
-    reported = _read(group, "host", range(len(group.ranks)))
-    return {rank: _host(text) for rank, text in zip(group.ranks, reported, strict=True)}
+def _grouped(reported: Sequence[str]) -> _Hosts:
+    """Return the hosts that ranks have reported: the id, whether the rank has a watch, and the name."""
+    members: dict[str, list[int]] = {}
+    for member, text in enumerate(reported):
+        members.setdefault(text.partition(" ")[0], []).append(member)
+    hosts = []
+    for there in members.values():
+        _, watched, name = f"{reported[there[0]]}  ".split(" ", 2)
+        starts = [member for before, member in zip([-2, *there], there, strict=False) if member != before + 1]
+        ends = [before + 1 for before, member in zip(there, [*there[1:], -2], strict=False) if member != before + 1]
+        ranges = tuple(each for both in zip(starts, ends, strict=True) for each in both)
+        hosts.append(_Host(printable(shortened(name.strip(), _MAX_HOST_NAME)), int(watched == "1"), ranges))
+    return _Hosts(tuple(hosts))
 
 
-def _host(text: str) -> _Host:
-    host, _, rest = text.partition(" ")
-    watched, _, name = rest.partition(" ")
-    return _Host(host, watched == "1", printable(shortened(name, _MAX_HOST_NAME)))
+def _share_page(attempt: _Attempt, ranks: Sequence[int], *, shares_tensors: bool) -> HostPage | None:
+    """Connect the ranks of a host to the first of them, and share a page."""
+    first = ranks[0]
+    connections: dict[int, socket.socket] = {}
+    connector = Connector(SharedEventLoop(), store=attempt.store, rank=attempt.rank, key="page")
+    try:
+        if attempt.rank == first:
+            connector.expected.update((other, PAGE) for other in ranks[1:])
+            connector.listen()
+        else:
+            connector.expected.add((first, PAGE))
+            connector.request(first, PAGE)
+        attempt.wait(connector, connector.expected.copy)
+        connections.update((rank, connector.made.pop((rank, purpose))) for rank, purpose in list(connector.made))
+    finally:
+        connector.loop.close()
+        connector.close()
+    try:
+        return share_page(
+            connections,
+            ranks=ranks,
+            rank=attempt.rank,
+            deadline=attempt.deadline,
+            check_alive=attempt.check_alive,
+            shares_tensors=shares_tensors,
+        )
+    finally:
+        for connection in connections.values():
+            connection.close()
 
 
-def _by_host(hosts: Mapping[int, _Host]) -> dict[int, list[int]]:
-    """Return the ranks of each host, by its first rank."""
-    by_id: dict[str, list[int]] = {}
-    for rank, host in hosts.items():
-        by_id.setdefault(host.id, []).append(rank)
-    return {ranks[0]: ranks for ranks in by_id.values()}
+def _exchange_pages(
+    attempt: _Attempt, by_host: Sequence[Sequence[int]], number: int, page: HostPage | None
+) -> Sequence[bool]:
+    """Return which hosts have a page."""
+    first, leader = attempt.ranks[0], by_host[number][0]
+    if attempt.rank == leader and len(by_host[number]) > 1:
+        attempt.store.set(f"paged/{leader}", str(int(page is not None)))
+    if attempt.rank == first:
+        several = {f"paged/{there[0]}": there[0] for there in by_host if len(there) > 1}
+        answers = dict(zip(several.values(), attempt.read(several), strict=True))
+        attempt.store.set("pages", "".join(str(int(answers.get(there[0]) == b"1")) for there in by_host))
+    (pages,) = attempt.read({"pages": first})
+    has_page = [each == ord("1") for each in pages]
+    if len(has_page) != len(by_host) or has_page[number] != (page is not None):
+        raise CollectiveError(
+            f"the list of pages of rank {first} in the store cannot be read; does another program use the store?"
+        )
+    return has_page
 
 
-def _publish_address(group: Attempt, key: str, listeners: Sequence[socket.socket], host: str, remote: str) -> bytes:
-    """Write the address of this member to the store, and return its secret."""
-    secret = secrets.token_bytes(SECRET_BYTES)
-    own = Address(
-        host=host,
-        local=local_name(listeners[0]),
-        remote=remote,
-        port=listeners[1].getsockname()[1] if len(listeners) > 1 else 0,
-        secret=secret.hex(),
-    )
-    group.store.set(f"{key}/{group.group_rank}", encode_line(own))
-    return secret
+def _units(by_host: Sequence[Sequence[int]], has_page: Sequence[bool]) -> list[list[int]]:
+    """Return the ranks that agree through one page each, and those alone, in the order of their first ranks."""
+    units: list[list[int]] = []
+    for there, is_shared in zip(by_host, has_page, strict=True):
+        units += [list(there)] if is_shared else [[rank] for rank in there]
+    return sorted(units)
 
 
-def _read(group: Attempt, key: str, members: Sequence[int], hosts: Mapping[int, str] = _NO_HOSTS) -> list[str]:
-    """Wait until these members have written a key to the store, and return their values."""
-    keys = {f"{key}/{member}": group.ranks[member] for member in members}
-    pause, max_pause = _PAUSE_SECONDS
+def _connect_leaders(attempt: _Attempt, links: Links, watched: Sequence[int]) -> dict[int, socket.socket]:
+    """Connect the leaders of units; return the second connections, for the watchers."""
+    own, first = links.unit_of(attempt.rank), attempt.ranks[0]
+    connector, neighbours = links.connector, list[int]()
+    if attempt.rank == links.units[own][0]:
+        links.listen()
+        tree = Tree(len(links.units))
+        parent = tree.parent(own)
+        neighbours = [links.units[unit][0] for unit in (*tree.children(own), *([] if parent is None else [parent]))]
+    if first in watched and attempt.rank in watched:
+        connector.expected.update((rank, WATCHERS) for rank in (watched[1:] if attempt.rank == first else [first]))
+        if attempt.rank != first:
+            connector.request(first, WATCHERS)
+    peers = [links.peer(rank) for rank in neighbours]
+    attempt.wait(connector, lambda: [*connector.expected, *((p.rank, FRAMES) for p in peers if not p.is_connected)])
+    if attempt.rank == links.units[own][0]:
+        links.watch(peers)
+    return {rank: connector.made.pop((rank, purpose)) for rank, purpose in list(connector.made) if purpose == WATCHERS}
 
-    def awaited() -> list[int]:
-        return [rank for name, rank in keys.items() if not group.store.check([name])]
 
-    while keys and not group.store.check(list(keys)):
-        group.check_alive(awaited)
-        if time.monotonic() > group.deadline:
-            raise timeout_error(group, awaited(), hosts)
-        time.sleep(pause)
-        pause = min(2 * pause, max_pause)
-    return [value.decode(errors="replace") for value in group.store.multi_get(list(keys))] if keys else []
+def _ranks_of(connections: Collection[tuple[int, int]]) -> list[int]:
+    return sorted({rank for rank, _ in connections})

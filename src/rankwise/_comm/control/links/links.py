@@ -1,6 +1,7 @@
-"""The connections of a session, at most one to each other rank, which all groups share.
+"""The connections of a session: to each other rank at most one for frames, which all groups share, and those for data.
 
-There are none where all ranks are on one host, and share its memory for frames and for tensors.
+There are none where all ranks are on one host, and share its memory for frames and for tensors. Others are made when
+they are first needed.
 """
 
 from __future__ import annotations
@@ -9,13 +10,19 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Final
 
+from torch.distributed import Store
+
+from rankwise._comm.control.board import SESSION, Board
+from rankwise._comm.control.links.connector import FRAMES, Connector
 from rankwise._comm.control.links.peer import CLOSED, Peer
+from rankwise._comm.control.links.witness import Witness
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.rank_state import OngoingCalls, RankState, Recorder
+from rankwise._net.job_secret import JobSecret
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
 
@@ -30,9 +37,13 @@ class Links:
     Attributes:
         rank: The global rank of this process.
         loop: The event loop of the session.
+        connector: Makes the connections, and keeps those for data.
         page: The page of this host; None if ranks agree over connections.
+        units: The global ranks of each unit, in the order of their first ranks, which lead them: those of a host that
+            share a page are one unit, and every other rank is one.
         channels: The open channels of the groups of which this rank is a member, by the id of the group.
         recorder: Records the calls of this rank; None if nobody has asked for that.
+        board: What ranks tell those of other units without their help.
         wait_note: The collective that this rank waits in, for other processes.
         closed: This rank has closed its connections, or is about to, once no thread is in an exchange any more.
     """
@@ -41,18 +52,24 @@ class Links:
         self,
         rank: int,
         *,
-        connections: Mapping[int, socket.socket],
+        units: Sequence[Sequence[int]],
         hosts: Mapping[int, str],
         host_names: Mapping[int, str],
         page: HostPage | None,
+        store: Store,
+        secret: JobSecret | None,
+        own_address: Callable[[], str],
     ) -> None:
-        """Take over connections and a page.
+        """Take over a page, and make no connections yet.
 
         Args:
             rank: The global rank of this process.
-            connections: The connections to other ranks, by global rank.
+            units: The global ranks of each unit.
             hosts, host_names: Ids and names of the hosts of the ranks, by global rank; empty if all are on this host.
             page: The page of this host, or None.
+            store: The store that the ranks share, under a prefix of this session.
+            secret: The secret of the job, which ranks of several hosts prove to know; None without one.
+            own_address: Returns the name or address of this host for other hosts.
 
         Raises:
             OSError: Too few descriptors are left.
@@ -60,28 +77,33 @@ class Links:
         self.rank = rank
         self.loop = SharedEventLoop()
         self.page = page
+        self.units = units
         self.channels: dict[int, OngoingCalls] = {}
         self.recorder: Recorder | None = None
         self.closed = self._freed = False
+        self.board = Board(store, on_news=self._interrupt)
         self.wait_note = WaitNote()
         self._num_channels = 0
         self._count_lock = threading.Lock()
         self._hosts = hosts
         self._host_names = host_names
+        self._unit_of = {rank: number for number, unit in enumerate(units) for rank in unit}
         self._peers: dict[int, Peer] = {}
         # The interest of the event loop in each peer: whether it reads, and writes. Threads of two groups update it.
         self._interest: dict[int, tuple[bool, bool]] = {}
         self._interest_lock = threading.RLock()
-        for other, connection in connections.items():
-            peer = Peer(
-                other,
-                self.host_name(other),
-                connection,
-                expects_data=self.channels.__contains__,
-                on_read=self.loop.interrupt,
-            )
-            self._peers[other] = peer
-            self.update_interest(peer)
+        self.connector = Connector(
+            self.loop,
+            store=store,
+            rank=rank,
+            key="address",
+            secret=secret if hosts else None,
+            hosts=hosts,
+            own_address=own_address,
+            on_made=self._take,
+            on_failure=self._mark_unreachable,
+        )
+        self._witness: Witness | None = None
         if page is not None:
             page.register(self.loop)
         _open_links.add(self)
@@ -99,17 +121,34 @@ class Links:
         """Return the name of the host of a rank; "" if all ranks are on this host."""
         return self._host_names.get(rank, "")
 
+    def unit_of(self, rank: int) -> int:
+        """Return the number of the unit of a rank."""
+        return self._unit_of[rank]
+
+    def listen(self) -> None:
+        """Let higher ranks connect to this one. Local; does not wait, and does nothing if they can already.
+
+        Raises:
+            CollectiveError: No file descriptors are left.
+        """
+        self.connector.listen()
+
     def peer(self, rank: int) -> Peer:
-        """Return the connection to a rank."""
-        return self._peers[rank]
+        """Return the frames of a rank; the first call begins to connect to it, or to listen for it. Does not wait."""
+        peer = self._peer(rank)
+        if not peer.is_connected and not peer.lost_reason:
+            self.connector.request(rank, FRAMES)
+        return peer
 
     def update_interest(self, peer: Peer) -> None:
         """Make the event loop wait for what arrives from a peer, and for what can be sent to it, now."""
         with self._interest_lock:
-            reads, writes = wanted = peer.is_readable, bool(peer.num_unsent)
+            reads, writes = wanted = peer.is_readable, peer.is_connected and bool(peer.num_unsent)
             if wanted == self._interest.get(peer.rank, _NO_INTEREST):
                 return
             self._interest[peer.rank] = wanted
+            if peer.connection is None:
+                return
             if wanted == _NO_INTEREST:
                 self.loop.unregister(peer.connection)
             else:
@@ -121,7 +160,7 @@ class Links:
         """Wait until something is sent to peers or received from any, as `SharedEventLoop.wait` describes it."""
         for peer in peers:
             self.update_interest(peer)
-        return self.loop.wait(seen, seconds)
+        return self.connector.wait(seen, seconds)
 
     def receive(self, peer: Peer) -> None:
         """Read what has arrived from a peer."""
@@ -140,7 +179,8 @@ class Links:
 
     def state(self, rank: int) -> RankState:
         """Return the state of a rank, as far as is known; any thread may ask. Does not wait."""
-        lost = CLOSED if self.page is not None and self.page.is_dead(rank) else self.lost_reason(rank)
+        is_dead = self.page is not None and self.page.is_dead(rank)
+        lost = CLOSED if is_dead else self.board.gone(rank, SESSION) or self.lost_reason(rank)
         calls = (channel.ongoing_call(rank) for channel in list(self.channels.values()) if not lost)
         return RankState(rank, lost, [call for call in calls if call is not None])
 
@@ -150,6 +190,12 @@ class Links:
         with self._count_lock:
             self._num_channels += 1
 
+    def leave_group(self, group: int) -> None:
+        """Discard what other ranks have sent to a group that this rank has left, or still send."""
+        for peer in list(self._peers.values()):
+            peer.forget(group)
+        self.connector.forget(group)
+
     def close_channel(self) -> None:
         """Unregister a channel that no thread uses any more; the last one closes connections that are to be closed."""
         with self._count_lock:
@@ -157,6 +203,18 @@ class Links:
             is_last = self.closed and not self._num_channels
         if is_last:
             self._free()
+
+    def watch(self, neighbours: Iterable[Peer]) -> None:
+        """Let a thread watch the ranks of this unit, which this one leads, and connected neighbours in the tree."""
+        processes = {} if self.page is None else self.page.processes
+        connections = {peer.rank: peer.connection for peer in neighbours if peer.connection is not None}
+        self._witness = Witness(self.board, processes, connections)
+
+    def leave(self, reason: str) -> None:
+        """Let the ranks of other units know that this one leaves the session."""
+        if len(self.units) > 1:
+            self.board.mark_gone(self.rank, reason)
+            self.board.has_left = True
 
     def close(self) -> None:
         """Close all connections, and the page, without frames: now, or when no thread is in an exchange any more."""
@@ -175,13 +233,47 @@ class Links:
     def _free(self) -> None:
         self._freed = True
         _open_links.discard(self)
+        if self._witness is not None:
+            self._witness.close()
+        self.board.close()
+        self.loop.close()
+        self.connector.close()
         for peer in self._peers.values():
             peer.mark_lost("was left by this rank")
-            peer.connection.close()
-        self.loop.close()
+            if peer.connection is not None:
+                peer.connection.close()
         self.wait_note.close()
         if self.page is not None:
             self.page.close()
+
+    def _interrupt(self) -> None:
+        if not self._freed:
+            self.loop.interrupt()
+
+    def _peer(self, rank: int) -> Peer:
+        found = self._peers.get(rank)
+        if found is None:
+            found = self._peers.setdefault(rank, Peer(rank, self.host_name(rank), on_read=self.loop.interrupt))
+        return found
+
+    def _take(self, rank: int, purpose: int, connection: socket.socket) -> bool:
+        """Take a connection that was made; return whether this rank wants it."""
+        if rank not in self._unit_of:
+            return False
+        if purpose in self.channels:
+            self.connector.keep(rank, purpose, connection)
+            return True
+        peer = self._peer(rank)
+        if purpose != FRAMES or peer.is_connected or peer.lost_reason:
+            return False
+        peer.attach(connection)
+        self.update_interest(peer)
+        return True
+
+    def _mark_unreachable(self) -> None:
+        for peer in list(self._peers.values()):
+            if not peer.is_connected and (why := self.connector.failure(peer.rank, FRAMES)):
+                peer.mark_lost(why)
 
 
 def _abandon_all() -> None:

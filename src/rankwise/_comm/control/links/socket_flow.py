@@ -1,16 +1,26 @@
-"""A transfer of data of one group over the connections of the session."""
+"""A transfer of data of one group over connections that carry nothing else: one for each pair of ranks and group.
+
+Both sides know how many bytes follow, so there are no headers. A transfer that ends in the middle closes its
+connections, since the next bytes on them have no known meaning; the next one makes others.
+"""
 
 from __future__ import annotations
 
+import socket
+import threading
+from collections import deque
 from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
+from contextlib import suppress
+from functools import partial
 
 from rankwise._comm.control.flow import Flow
 from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.links.peer import CLOSED
 
 
 class SocketFlow(Flow):
-    """Such a transfer, of one thread."""
+    """Such a transfer, of one thread, which alone sends and receives; the event loop only wakes it up."""
 
     def __init__(
         self, links: Links, group: int, outgoing: Mapping[int, memoryview], incoming: Mapping[int, memoryview]
@@ -25,42 +35,107 @@ class SocketFlow(Flow):
         """
         self._links = links
         self._group = group
-        self._unsent = dict(outgoing)
-        self._unfilled = {rank: len(buffer) for rank, buffer in incoming.items()}
-        self._ranks = {*outgoing, *incoming}
+        self._unsent = {rank: data for rank, data in outgoing.items() if len(data)}
+        self._unfilled = {rank: buffer for rank, buffer in incoming.items() if len(buffer)}
+        self._connections: dict[int, socket.socket] = {}
+        self._lost: set[int] = set()
+        # The ranks without a connection; those to and from which data may move now; and those that wait for an event,
+        # before they are registered and after that.
+        self._unconnected = set(self.pending)
+        self._ready: deque[int] = deque()
+        self._blocked: set[int] = set()
+        self._registered: set[int] = set()
+        self._lock = threading.RLock()
         self._seen = 0
-        for rank, buffer in incoming.items():
-            links.peer(rank).fill(group, buffer)
+        for rank in list(self._unconnected):
+            self._find(rank, again=True)
 
     @property
     def pending(self) -> AbstractSet[int]:
         return self._unsent.keys() | self._unfilled.keys()
 
+    def lost(self, rank: int) -> str:
+        """Return why the data of a rank cannot move any more; "" if it can."""
+        if rank in self._lost:
+            return CLOSED
+        return self._links.connector.failure(rank, self._group) if rank in self._unconnected else ""
+
     def step(self) -> int:
         self._seen = self._links.loop.num_events
+        for rank in list(self._unconnected):
+            self._find(rank)
         moved = 0
-        for rank, data in list(self._unsent.items()):
-            peer = self._links.peer(rank)
-            taken = peer.send_data(self._group, data)
-            moved += taken
-            self._unsent[rank] = data[taken:]
-            if taken == len(data) and not peer.num_unsent:  # nothing else would send what the connection has not taken
-                del self._unsent[rank]
-        for rank, before in list(self._unfilled.items()):
-            peer = self._links.peer(rank)
-            peer.receive(for_data=True)
-            self._unfilled[rank] = rest = peer.num_unfilled(self._group)
-            moved += before - rest
-            if not rest:
-                del self._unfilled[rank]
+        for _ in range(len(self._ready)):
+            rank = self._ready.popleft()
+            count = self._move(rank)
+            moved += count
+            if rank not in self._lost and (rank in self._unsent or rank in self._unfilled):
+                if count:
+                    self._ready.append(rank)
+                else:
+                    self._blocked.add(rank)
         return moved
 
     def wait(self, seconds: float) -> None:
-        self._links.wait(map(self._links.peer, self._ranks), self._seen, seconds)
+        with self._lock:
+            for rank in self._blocked:
+                wake = partial(self._wake, rank)
+                reads, writes = wake if rank in self._unfilled else None, wake if rank in self._unsent else None
+                self._links.loop.register(self._connections[rank], reads, writes)
+                self._registered.add(rank)
+            self._blocked.clear()
+        self._links.wait((), self._seen, seconds)
 
     def end(self) -> None:
-        for rank in self._ranks:
-            peer = self._links.peer(rank)
-            if rank in self._unfilled:
-                peer.fill(self._group, memoryview(bytearray()))
-            self._links.update_interest(peer)  # data of this group was in the way of others
+        with self._lock:
+            for rank in list(self._registered):
+                self._unregister(rank)
+        for rank, connection in self._connections.items():
+            if rank in self._unsent or rank in self._unfilled:
+                self._links.connector.drop(connection)
+            else:
+                self._links.connector.give_back(rank, self._group, connection)
+
+    def _find(self, rank: int, *, again: bool = False) -> None:
+        connection = self._links.connector.take(rank, self._group, again=again)
+        if connection is not None:
+            self._connections[rank] = connection
+            self._unconnected.remove(rank)
+            self._ready.append(rank)
+
+    def _wake(self, rank: int) -> None:
+        """Let the thread of the transfer move data again; in whichever thread has found the event."""
+        with self._lock:
+            if rank in self._registered:
+                self._unregister(rank)
+                self._ready.append(rank)
+
+    def _unregister(self, rank: int) -> None:
+        self._registered.remove(rank)
+        self._links.loop.unregister(self._connections[rank])
+
+    def _move(self, rank: int) -> int:
+        """Send and receive what the connection takes and has now, and return the number of bytes."""
+        connection, moved = self._connections[rank], 0
+        try:
+            if data := self._unsent.get(rank):
+                with suppress(BlockingIOError):
+                    moved += _advance(self._unsent, rank, connection.send(data))
+            if buffer := self._unfilled.get(rank):
+                with suppress(BlockingIOError):
+                    count = connection.recv_into(buffer)
+                    moved += _advance(self._unfilled, rank, count)
+                    if not count:
+                        self._lost.add(rank)
+        except OSError:
+            self._lost.add(rank)
+        return moved
+
+
+def _advance(rests: dict[int, memoryview], rank: int, count: int) -> int:
+    """Remove as many bytes from the rest of a rank, and return their number."""
+    if count == len(rests[rank]):
+        del rests[rank]
+    else:
+        rests[rank] = rests[rank][count:]
+    return count

@@ -1,15 +1,20 @@
-"""Sockets between the members of a group: local ones, the user at the other end, and options."""
+"""Sockets between ranks: their addresses in the store, local ones, the user at the other end, and options."""
 
 from __future__ import annotations
 
 import os
+import re
 import secrets
 import socket
 import struct
 import sys
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from rankwise._net.acceptor import listen
+from rankwise._net.addresses import LOOPBACK
+from rankwise._net.connecting import resolve
+from rankwise._net.json_lines import decode_line
 
 # The abstract socket of a member. It has no file: the name disappears with the socket.
 _LOCAL_NAME: Final = "rankwise-{}"
@@ -19,6 +24,44 @@ _NAME_BYTES: Final = 16
 _KEEP_ALIVE: Final = (("TCP_KEEPIDLE", 10), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 # Linux: process, user and group of the peer.
 _CREDENTIALS: Final = struct.Struct("3i")
+SECRET_BYTES: Final = 16
+_MAX_PORT: Final = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a rank listens: `local` for ranks of its own host, `remote` and `port` for those of others."""
+
+    local: str
+    remote: str
+    port: int
+    secret: str
+
+    @classmethod
+    def read(cls, text: bytes) -> Address:
+        """Return the address that a rank wrote to the store.
+
+        Raises:
+            ValueError: The text is not an address.
+        """
+        address = decode_line(cls, text.decode(errors="replace"))
+        if len(bytes.fromhex(address.secret)) != SECRET_BYTES or not re.fullmatch(r"[-a-z0-9]+", address.local):
+            raise ValueError(f"{address.local!r} is no address")
+        if not 0 <= address.port <= _MAX_PORT:
+            raise ValueError(f"{address.port} is no port")
+        return address
+
+    def targets(self, *, is_local: bool) -> list[tuple[int, Any]]:
+        """Return the families and addresses to connect to. Looks up the name of another host.
+
+        Raises:
+            OSError, UnicodeError: The name has no address.
+        """
+        if not is_local:
+            return [(target.family, target.address) for target in resolve([self.remote], [self.port])]
+        if sys.platform != "linux":
+            return [(socket.AF_INET, (LOOPBACK, int(self.local)))]
+        return [(socket.AF_UNIX, f"\0{self.local}")]
 
 
 def listen_locally() -> socket.socket:

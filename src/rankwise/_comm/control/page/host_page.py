@@ -129,6 +129,11 @@ class HostPage:
         """
         return SharedRange(self._memory.descriptor, staging_offset(window.number) + start, nbytes)
 
+    @property
+    def processes(self) -> dict[int, int]:
+        """A pidfd for each other rank of this host."""
+        return {self.ranks[index]: process for index, process in self._processes.items() if index != self.index}
+
     def is_dead(self, rank: int) -> bool:
         """Return whether a rank is one of this host, and has ended."""
         return rank in self.ranks and self.ranks.index(rank) in self.dead

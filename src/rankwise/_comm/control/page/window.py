@@ -204,16 +204,16 @@ class Window:
             return False
         return max(self._problem) >= sequence or any(self._left)
 
-    def set_timed_out(self, slot: int, sequence: int, text: str) -> None:
-        """Record that a member has waited longer than its timeout in an exchange."""
+    def set_ended(self, slot: int, sequence: int, text: str) -> None:
+        """Record that a member waits no longer in an exchange."""
         record = _SEQUENCE.pack(sequence) + _encoded(text)
         self._write_overflow(self._ring_entry(slot, sequence) + TEXT_OFFSET, record, sequence)
         self.fence()
         self._set_problem(self._problem, slot, sequence)
         self.fence()
 
-    def timed_out(self, sequence: int) -> str:
-        """Return the error message of a member that has timed out in an exchange; "" if none has."""
+    def ended(self, sequence: int) -> str:
+        """Return what a member has recorded that waits no longer in an exchange; "" if none has."""
         for slot, last in enumerate(self._problem):
             if last >= sequence:
                 record = self._memory.read(self._ring_entry(slot, sequence) + TEXT_OFFSET, REASON_BYTES)
