@@ -31,6 +31,7 @@ from tests.comm.simulation import (
     cost,
     run_steps,
 )
+from tests.lanes import variants
 
 # What may pass after the last event that an exchange needs, until it has ended for all: members wait for a rank that
 # may be gone, look at the board, and wait for a verdict that may be on its way.
@@ -516,8 +517,8 @@ def test_the_messages_of_a_call_are_two_for_each_host() -> None:
         assert found.store_operations == 0
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_ranks", [4096, 16_384])
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("num_ranks", variants([4096, 16_384], slow=[4096]))
 def test_many_ranks_agree_and_notice_the_end_of_one(num_ranks: int) -> None:
     hosts = [rank // 8 for rank in range(num_ranks)]
     killed = num_ranks // 2
