@@ -158,7 +158,7 @@ class HostsChannel(PageChannel):
         (length,) = _LENGTH.unpack_from(body, len(body) - _LENGTH.size)
         end = len(body) - _LENGTH.size - length
         self._all_calls = decode_calls(body[end : end + length])
-        return super()._decoded(body[:end])
+        return Verdict.decode(body[:end])
 
     def _bodies(self, members: Collection[int]) -> dict[int, bytes]:
         bodies = bodies_of(self._all_calls, len(self.ranks))

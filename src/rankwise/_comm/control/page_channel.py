@@ -355,9 +355,8 @@ class PageChannel(Channel):
         window.fence()
         return self._decoded(window.body(slot, self.sequence))
 
-    def _decoded(self, body: bytes) -> Verdict:
-        """Return the verdict that the leader has published."""
-        return Verdict.decode(body)
+    # What the leader has published, as a verdict.
+    _decoded = staticmethod(Verdict.decode)
 
     def _is_late(self, part: Part) -> bool:
         """Return whether this member, which does not lead, waits no longer."""
