@@ -31,7 +31,6 @@ from tests.comm.simulation import (
     cost,
     run_steps,
 )
-from tests.lanes import variants
 
 # What may pass after the last event that an exchange needs, until it has ended for all: members wait for a rank that
 # may be gone, look at the board, and wait for a verdict that may be on its way.
@@ -517,9 +516,9 @@ def test_the_messages_of_a_call_are_two_for_each_host() -> None:
         assert found.store_operations == 0
 
 
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("num_ranks", variants([4096, 16_384], slow=[4096]))
-def test_many_ranks_agree_and_notice_the_end_of_one(num_ranks: int) -> None:
+@pytest.mark.slow
+def test_many_ranks_agree_and_notice_the_end_of_one() -> None:
+    num_ranks = 4096
     hosts = [rank // 8 for rank in range(num_ranks)]
     killed = num_ranks // 2
     second = {rank: Action(wait=0.5) for rank in range(num_ranks)}
