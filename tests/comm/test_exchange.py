@@ -405,6 +405,13 @@ def exchange_of(unit: int, inboxes: dict[int, Inbox]) -> Exchange:
     return exchange
 
 
+def test_errors_of_members_that_have_sent_no_call_are_final() -> None:
+    """Also that of a deadlock, which is a `CollectiveError` as those of lost members and of timeouts are."""
+    final = [RemoteRankError(rank=1, host="", raised="ValueError", traceback=""), MismatchError("deadlock")]
+    others = [CollectiveError("rank 1 is gone"), CollectiveTimeoutError("rank 1 did not come")]
+    assert [Verdict(Outcome.ERROR, error=error).is_final for error in (*final, *others)] == [True, True, False, False]
+
+
 def test_the_root_does_not_agree_after_an_end_that_came_behind_the_calls() -> None:
     error = CollectiveTimeoutError("rank 0 did not come")
     inbox = Inbox()

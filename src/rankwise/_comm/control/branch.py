@@ -23,7 +23,7 @@ from rankwise._comm.control.page.layout import ARRIVALS
 from rankwise._comm.control.protocol import Frame, FrameKind, read_report
 from rankwise._comm.control.tree import Tree
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
-from rankwise.errors import CollectiveError, CollectiveTimeoutError, RemoteRankError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
 
 if TYPE_CHECKING:
     from rankwise._comm.control.channel import Channel, Part
@@ -63,7 +63,6 @@ class Branch:
         is_leader: This member leads it.
         is_root: It is the root of the tree.
         waited: How long the last exchange took this member, in seconds.
-        has_read: It has looked at the board in the exchange that runs.
     """
 
     def __init__(self, channel: Channel, links: Links) -> None:
@@ -91,7 +90,7 @@ class Branch:
         self._pending, self._next_pending_look = -1, 0.0
         self._pending_since: dict[int, float] = {}
         self._noted = 0  # the last exchange about which this member has looked at the board, or has written there
-        self.has_read = False  # in the exchange that runs
+        self._has_read = False  # in the exchange that runs
         self._knows_waiting = False  # it has looked there for those who wait
         self._announced: Iterable[int] = ()
         self._next_look = 0.0
@@ -143,7 +142,7 @@ class Branch:
     def begin(self, part: Part) -> None:
         """Begin to wait in an exchange."""
         part.tolerance = _TOLERANCE_SECONDS if self.is_root else 2 * _TOLERANCE_SECONDS
-        self.has_read, self._knows_waiting, self._announced = False, False, ()
+        self._has_read, self._knows_waiting, self._announced = False, False, ()
         self._next_look = _LOOK_SECONDS
 
     def is_due(self, part: Part) -> bool:
@@ -157,7 +156,7 @@ class Branch:
     def look(self, part: Part) -> None:
         """Look at the board, and write there who waits in this unit. What has come is known after a moment."""
         channel, waited = self._channel, part.waited
-        self.has_read, self._noted = True, channel.sequence
+        self._has_read, self._noted = True, channel.sequence
         last = part.timeout + part.tolerance - _ANSWER_SECONDS
         self._next_look = min(waited + _LOOK_SECONDS, last) if waited < last else waited + _LOOK_SECONDS
         frames = channel.unit_frames()
@@ -180,7 +179,7 @@ class Branch:
         It is final if it is of a member that has failed; otherwise a verdict of the root comes before it.
         """
         ended: Verdict | None = None
-        for calls in self._board.ends(self._channel.group, self._channel.sequence) if self.has_read else ():
+        for calls in self._board.ends(self._channel.group, self._channel.sequence) if self._has_read else ():
             if calls.kind is FrameKind.VERDICT:
                 return Verdict.decode(calls.bodies[0])
             if calls.kind is FrameKind.ENDED and ended is None:
@@ -245,7 +244,7 @@ class Branch:
             inbox.discard_before(self._channel.sequence + 1)
             peer.post(frame)
 
-    def post_end(self, error: CollectiveError) -> None:
+    def post_end(self, error: RankwiseError) -> None:
         """Write that this member waits no longer."""
         self._post(Frame(FrameKind.ENDED, "", body=pickle.dumps(error)))
 
@@ -384,12 +383,12 @@ class Turn:
         if not isinstance(state, Verdict):
             if state is not None and self.exchange.awaits_own:
                 self.exchange.add_own(state)
-        elif isinstance(state.error, CollectiveError) and not isinstance(state.error, RemoteRankError):
-            self._end(state.error)
-        else:
+        elif state.error is None or state.is_final:
             self.exchange.fail(state)
+        else:
+            self._end(state.error)
 
-    def _end(self, error: CollectiveError) -> None:
+    def _end(self, error: RankwiseError) -> None:
         """End the exchange because a member of this unit waits no longer."""
         if self.exchange.error is None and self.exchange.verdict is None:
             self.exchange.end(error, self._part.waited)
@@ -403,10 +402,10 @@ class Turn:
         found = self._branch.found()
         grace = LOSS_SECONDS if exchange.is_root else _VERDICT_SECONDS
         if found is not None:
-            if isinstance(found.error, CollectiveError) and not isinstance(found.error, RemoteRankError):
-                exchange.end(found.error, part.waited)
-            else:
+            if found.error is None or found.is_final:
                 exchange.fail(found)
+            else:
+                exchange.end(found.error, part.waited)
         elif lost and (part.waited - self._lost_since > grace or part.is_late):
             exchange.end(self._branch.lost_error(part, lost), part.waited)
         elif part.is_late:

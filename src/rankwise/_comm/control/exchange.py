@@ -15,7 +15,7 @@ from rankwise._comm.control.calls import Calls, conclude_calls, decode_calls, en
 from rankwise._comm.control.protocol import Frame, FrameKind, read_report
 from rankwise._comm.control.tree import Tree
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
-from rankwise.errors import CollectiveError
+from rankwise.errors import RankwiseError
 
 # How long a leader that would end an exchange waits for the verdict of the root, which may have been found just before.
 GRACE_SECONDS: Final = 1.0
@@ -84,7 +84,7 @@ class Exchange:
         """
         self.calls: list[Calls] = []
         self.verdict: Verdict | None = None
-        self.error: CollectiveError | None = None
+        self.error: RankwiseError | None = None
         self._group, self._sequence = group, sequence
         self._ranks = ranks
         self._inboxes = inboxes
@@ -151,7 +151,7 @@ class Exchange:
         self.calls += calls
         self._awaited.discard(self._unit)
 
-    def end(self, error: CollectiveError, waited: float) -> None:
+    def end(self, error: RankwiseError, waited: float) -> None:
         """End the exchange because a member waits no longer, unless the root has found a verdict."""
         if self.error is None and self.verdict is None:
             self.error, self._error_since = error, waited

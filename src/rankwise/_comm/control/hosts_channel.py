@@ -21,7 +21,7 @@ from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict, conclude
-from rankwise.errors import CollectiveError, RemoteRankError
+from rankwise.errors import RankwiseError
 
 # After a verdict and the calls of all members: the length of the verdict.
 _LENGTH: Final = struct.Struct("<Q")
@@ -118,10 +118,10 @@ class HostsChannel(PageChannel):
         # Without a leader there is no verdict of the root, and none comes: an error ends the exchange at once. It is
         # written into the page, so that the leader, which may come just now, ends the exchange as well.
         found = self._branch.found()
-        if found is not None and isinstance(found.error, CollectiveError):
-            return found if isinstance(found.error, RemoteRankError) else super()._end_for_all(found.error)
-        gone = self._branch.gone() if found is None else []
-        return self._end_for_all(self.lost_error(self.call, gone)) if gone else found
+        if found is not None:
+            return found if found.error is None or found.is_final else super()._end_for_all(found.error)
+        gone = self._branch.gone()
+        return self._end_for_all(self.lost_error(self.call, gone)) if gone else None
 
     def _is_late(self, part: Part) -> bool:
         # A leader that is there knows more of the others, and ends the exchange first, unless it is stopped.
@@ -134,14 +134,14 @@ class HostsChannel(PageChannel):
         missing = self._missing()  # lost ones are the cause; also if they had come, and no other one is missing
         return [one for one in missing if self.lost_reason(one)] or missing or self._branch.gone() or super()._late()
 
-    def _end_for_all(self, error: CollectiveError) -> Verdict:
+    def _end_for_all(self, error: RankwiseError) -> Verdict:
         if not self._is_led():
             self._branch.post_end(error)
         return super()._end_for_all(error)
 
     def _without_leader(self, problem: Verdict) -> Verdict:
         # Members of other hosts may know as little of this one, which has come, as of those that are lost.
-        if isinstance(problem.error, CollectiveError) and not isinstance(problem.error, RemoteRankError):
+        if problem.error is not None and not problem.is_final:
             self._branch.post_end(problem.error)
         return problem
 
@@ -149,10 +149,10 @@ class HostsChannel(PageChannel):
         """Return the members that are not known to be in the exchange."""
         return self._branch.missing()
 
-    def _publish(self, verdict: Verdict, calls: bytes = b"") -> None:
+    def _encoded(self, verdict: Verdict) -> bytes:
         is_read = verdict.outcome is Outcome.AGREED and any(one.frame.reads for one in self._all_calls)
         calls = encode_calls(self._all_calls) if is_read else b""
-        super()._publish(verdict, calls + _LENGTH.pack(len(calls)))
+        return verdict.encode() + calls + _LENGTH.pack(len(calls))
 
     def _decoded(self, body: bytes) -> Verdict:
         (length,) = _LENGTH.unpack_from(body, len(body) - _LENGTH.size)

@@ -27,7 +27,7 @@ from rankwise._comm.control.protocol import Frame, FrameKind
 from rankwise._comm.control.verdict import Outcome, Verdict, combined, conclude
 from rankwise._comm.shared_memory import SharedRange
 from rankwise._net.pausable_timeouts import elapsed_since
-from rankwise.errors import CollectiveError, CollectiveTimeoutError
+from rankwise.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
 
 _LEADER: Final = 0
 _LEADER_CHECK_SECONDS: Final = 0.05
@@ -355,7 +355,8 @@ class PageChannel(Channel):
         window.fence()
         return self._decoded(window.body(slot, self.sequence))
 
-    # What the leader has published, as a verdict.
+    # What the leader publishes for a verdict, and the verdict that others read there.
+    _encoded = staticmethod(Verdict.encode)
     _decoded = staticmethod(Verdict.decode)
 
     def _is_late(self, part: Part) -> bool:
@@ -366,7 +367,7 @@ class PageChannel(Channel):
         """End the exchange after the timeout."""
         return self._end_for_all(self.timeout_error(part, self._late()))
 
-    def _end_for_all(self, error: CollectiveError) -> Verdict:
+    def _end_for_all(self, error: RankwiseError) -> Verdict:
         """End the exchange for all members, unless the leader has just published a verdict."""
         kind = _TIMEOUT if isinstance(error, CollectiveTimeoutError) else _LOSS
         self._window.set_ended(self._slot, self.sequence, f"{kind}{error}")
@@ -380,9 +381,9 @@ class PageChannel(Channel):
             self._links.loop.wait(seen, _LEADER_CHECK_SECONDS)
         return Verdict(Outcome.ERROR, error=error)
 
-    def _publish(self, verdict: Verdict, calls: bytes = b"") -> None:
-        """Write the verdict, and the calls of members on other hosts, and wake the other members."""
-        body = verdict.encode() + calls
+    def _publish(self, verdict: Verdict) -> None:
+        """Write the verdict, and wake the other members."""
+        body = self._encoded(verdict)
         frame = Frame(FrameKind.VERDICT, "", body=body, group=self.group, sequence=self.sequence)
         self._window.write(self._window.verdict_slot, frame, has_room=self._has_room)
         if verdict.outcome is Outcome.ERROR:

@@ -16,7 +16,7 @@ from rankwise._comm.control.protocol import (
     read_report,
     reported_error,
 )
-from rankwise.errors import CollectiveError, RankwiseError, summary
+from rankwise.errors import CollectiveError, MismatchError, RankwiseError, summary
 
 # Computes the result of a collective from the messages of all members, by group rank. Where one member computes it for
 # all others, these get the result, or the error that it raised.
@@ -51,6 +51,14 @@ class Verdict:
     error: RankwiseError | None = None
     waiting: Sequence[WaitingInOtherGroup] = ()
     bodies: Mapping[int, bytes] = field(default_factory=dict)
+
+    @property
+    def is_final(self) -> bool:
+        """It holds whatever the root has found: a member has failed, or is in a deadlock, and so has sent no call.
+
+        Other errors end an exchange only if the root has not agreed meanwhile: of lost members, and of timeouts.
+        """
+        return not isinstance(self.error, CollectiveError) or isinstance(self.error, MismatchError)
 
     def encode(self) -> bytes:
         if self.outcome is Outcome.ERROR:
