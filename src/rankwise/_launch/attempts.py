@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 # How often a launcher whose ranks run asks whether other hosts want to join.
 _CHECK_SECONDS: Final = 1.0
+# How long the ranks of several hosts have to raise an error that names the one that has failed: those of other hosts
+# learn of it from one on its host, and would otherwise name that one, which is stopped.
+_RAISE_SECONDS: Final = 0.2
 # How often a launcher whose ranks have ended looks at the other hosts.
 _HOSTS_SECONDS: Final = 0.1
 # How long it waits for those that have not finished, and that may need its store.
@@ -122,6 +125,7 @@ class Attempts:
             return End.SUCCEEDED
         if self._hosts is not None:
             self._hosts.announce()
+            self._supervisor.wait_for_ends(time.monotonic() + _RAISE_SECONDS)
         self._supervisor.stop(AFTER_LOSS if self._hosts is not None and self._hosts.lost else AFTER_FAILURE)
         return End.FAILED
 

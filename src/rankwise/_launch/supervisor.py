@@ -197,9 +197,9 @@ class Supervisor:
                 self._processes.signal(rank, signum, to_group=to_group)
             deadline = time.monotonic() + grace
             if explain and signum != signal.SIGKILL and grace > _SILENT_SECONDS:
-                self._wait_for_ends(deadline - grace + _SILENT_SECONDS)
+                self.wait_for_ends(deadline - grace + _SILENT_SECONDS)
                 self._explain_wait(grace)
-            self._wait_for_ends(deadline)
+            self.wait_for_ends(deadline)
         if explain and self.stacks.kept:
             self.print_message(f"rankwise: {self.stacks.kept.lstrip()}")
         self._processes.sweep(keeps_services=keeps_services)
@@ -208,7 +208,8 @@ class Supervisor:
         self._pipes.read_all()
         self._wait_until(lambda: not self._pipes.any_open, time.monotonic() + _DRAIN_SECONDS)
 
-    def _wait_for_ends(self, deadline: float) -> None:
+    def wait_for_ends(self, deadline: float) -> None:
+        """Wait until all ranks have ended, or until a time on the monotonic clock."""
         self._wait_until(lambda: not self.running(), deadline)
 
     def _wait_until(self, condition: Callable[[], bool], deadline: float) -> None:
