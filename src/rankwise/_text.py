@@ -19,7 +19,7 @@ def ranks_on_hosts_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
-    """Return "rank 3", or "ranks 0-2, 5"."""
+    """Return "rank 3", or "ranks 0-2, 5"; the number of the last ones if there are many."""
     runs: list[tuple[int, int]] = []
     for rank in ranks:
         if runs and rank == runs[-1][1] + 1:
@@ -27,7 +27,8 @@ def ranks_text(ranks: Sequence[int]) -> str:
         else:
             runs.append((rank, rank))
     shown = [str(low) if low == high else f"{low}-{high}" for low, high in runs[:_RUNS_SHOWN]]
-    more = ", ..." if len(runs) > _RUNS_SHOWN else ""
+    num_more = sum(high - low + 1 for low, high in runs[_RUNS_SHOWN:])
+    more = f" and {num_more} more" if num_more else ""
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(shown)}{more}"
 
 

@@ -40,6 +40,7 @@ from rankwise._comm.control.page.window import Window
 from rankwise._comm.control.protocol import Description, Frame, FrameKind, pop_frame
 from rankwise._comm.control.tree import Tree
 from rankwise._comm.control.verdict import Verdict
+from rankwise._text import ranks_text
 from rankwise.errors import RankwiseError, RemoteRankError
 
 CONTROL: Final = "rankwise._comm.control"
@@ -139,6 +140,7 @@ def copies() -> dict[str, ModuleType]:
         found[f"{CONTROL}.{name}"] = sys.modules[module.__name__] = module  # where dataclasses look
         tree = ast.fix_missing_locations(_Suspending().visit(ast.parse(Path(path).read_text())))
         exec(compile(tree, path, "exec"), vars(module))  # noqa: S102 - a module of the package
+    vars(found[f"{CONTROL}.channel"])["_NAMED_EACH"] = 1 << 20  # so that errors are easily compared
     return found
 
 
@@ -365,6 +367,9 @@ class Links:
 
     def name(self, rank: int) -> str:
         return f"rank {rank}"
+
+    def names(self, ranks: Sequence[int]) -> str:
+        return self.name(ranks[0]) if len(ranks) == 1 else f"each of {ranks_text(ranks)}"
 
     def state(self, _: int) -> Any:
         return SimpleNamespace(calls=[])

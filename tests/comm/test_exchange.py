@@ -28,6 +28,7 @@ from tests.comm.simulation import (
     World,
     body_of,
     call_of,
+    copy_of,
     cost,
     run_steps,
 )
@@ -513,6 +514,15 @@ def test_a_member_without_a_leader_ends_soon_after_the_loss_of_a_rank_elsewhere(
     _, (endings,) = checked(program)
     assert endings[2].ended < 5
     assert "rank 3 is gone" in str(endings[2].error)
+
+
+def test_many_missing_members_are_named_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copy_of("channel"), "_NAMED_EACH", 16)
+    absent = {rank: Action(way="skip") for rank in (*range(20), 63)}
+    hosts = [rank // 8 for rank in range(64)]
+    _, (endings,) = run(program_of(hosts, {rank: absent.get(rank, Action(timeout=1.0)) for rank in range(64)}), seed=0)
+    for rank in range(20, 63):
+        assert "Missing: each of ranks 0-19, 63, which has made no call of this group yet." in str(endings[rank].error)
 
 
 def test_the_messages_of_a_call_are_two_for_each_host() -> None:

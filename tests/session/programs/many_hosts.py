@@ -50,14 +50,12 @@ def main() -> None:
                 raise ValueError("no data")  # noqa: TRY301 - for all ranks
     except (rw.RemoteRankError, ValueError) as error:
         expect("one rank", "no data", error)
-    try:
-        if rank != odd:
+    for late, name in (([odd], f"rank {odd} "), (range(size // 2, size), f"each of ranks {size // 2}-{size - 1} on ")):
+        try:
+            time.sleep(12 if rank in late else 0)
             rw.barrier("slow", timeout=5)
-        else:
-            time.sleep(12)
-            rw.barrier("slow", timeout=5)
-    except rw.CollectiveTimeoutError as error:
-        expect("missing", f"Missing: rank {odd} ", error)
+        except rw.CollectiveTimeoutError as error:
+            expect(f"{len(late)} missing", f"Missing: {name}", error)
     rw.barrier("together again")
     if rank == odd:
         os.kill(os.getpid(), signal.SIGKILL)

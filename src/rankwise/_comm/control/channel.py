@@ -40,6 +40,8 @@ _FIRST_SLICE_SECONDS: Final = 0.05
 _CAUSE_SECONDS: Final = 0.5
 # After such a wait the user is told whom this rank waits for, once.
 _NOTICE_SECONDS: Final = 60.0
+# Of more members than these, what is the same is said once: of a job of 1,024 hosts, a message would be 400 KB.
+_NAMED_EACH: Final = 16
 
 
 @dataclass(slots=True, kw_only=True)
@@ -189,9 +191,8 @@ class Channel(ABC):
             return ""
         self._refresh()
         members = [member for member, rank in enumerate(self.ranks) if ranks is None or rank in ranks]
-        lost = [(member, why) for member in members if (why := self.lost_reason(member))]
-        lost = [(member, why) for member, why in lost if not (failed and why == LEFT)]
-        return "; ".join(f"{self._links.name(self.ranks[member])} {why}" for member, why in lost)
+        lost = {member: why for member in members if (why := self.lost_reason(member))}
+        return self._with_names({member: f" {why}" for member, why in lost.items() if not (failed and why == LEFT)})
 
     def arrivals(self) -> list[tuple[str, list[float]]]:
         """Return the last calls, the oldest first, and when each member came, by group rank, on the monotonic clock.
@@ -360,11 +361,11 @@ class Channel(ABC):
         """Tell others, after a wait without news, that this member waits for some; once also the user."""
         self._links.wait_note.write(part.frame.call, part.start)
         part.on_pause([self.ranks[member] for member in missing])
-        # The first member reports, or the next one on its host if the others wait for the first.
-        first = next((member for member in range(len(self.ranks)) if member not in missing), None)
-        if part.waited < _NOTICE_SECONDS or part.noticed or not missing or first != self.own:
+        if part.waited < _NOTICE_SECONDS or part.noticed or not missing:
             return
-        if self.own == 0 or self.same_host:
+        # The first member reports, or the next one on its host if the others wait for the first.
+        first = min(set(range(len(self.ranks))).difference(missing), default=None)
+        if first == self.own and (self.own == 0 or self.same_host):
             part.noticed = True
             log.warning(
                 "%s has waited for %.0f s, and may for %g s (init(timeout=)), for %s",
@@ -376,7 +377,7 @@ class Channel(ABC):
 
     def _names_and_calls(self, members: Sequence[int]) -> str:
         """Return the missing members, each with its last call, and what may not be seen of them."""
-        texts = "; ".join(map(self._name_and_calls, members))
+        texts = self._with_names({member: self._calls_of(member) for member in members})
         is_somewhere = any(self._links.state(self.ranks[member]).calls for member in members)
         hint = "" if is_somewhere else ". Collectives of torch, such as those of DDP in backward, are not seen here"
         return f"{texts}{hint}"
@@ -389,8 +390,8 @@ class Channel(ABC):
         """Return how many calls of another member were not verified; None if that is not known."""
         return None
 
-    def _name_and_calls(self, member: int) -> str:
-        """Return a missing member, its last call in this group, and the calls of other groups that it is in now."""
+    def _calls_of(self, member: int) -> str:
+        """Return the last call of a missing member in this group, and the calls of other groups that it is in now."""
         last = self._last_call(member)
         unverified = self._unverified_of(member) if self._unverified else 0
         kind = "call" if unverified == 0 else "call with check=True"
@@ -399,16 +400,25 @@ class Channel(ABC):
             seen += f" ({unverified} with check=False, and this rank {self._unverified})"
         calls = self._links.state(self.ranks[member]).calls
         now = "".join(f", now in {call}" for call in calls if call.group != self.group)
-        return f"{self._links.name(self.ranks[member])}, {seen}{now}"
+        return f", {seen}{now}"
+
+    def _with_names(self, texts: Mapping[int, str]) -> str:
+        """Return what is said of members, after their names; of many members, the same is said once."""
+        together: dict[object, list[int]] = {}
+        for member, text in texts.items():
+            together.setdefault(text if len(texts) > _NAMED_EACH else member, []).append(member)
+        return "; ".join(
+            f"{self._links.names([self.ranks[member] for member in members])}{texts[members[0]]}"
+            for members in together.values()
+        )
 
     def lost_error(self, call: str, members: Sequence[int]) -> CollectiveError:
         """Return the error of an exchange for which lost members are missing."""
-        texts = []
+        texts = {}
         for member in members:
             last = self._last_call(member)
-            seen = f" (last seen in {last})" if last else ""
-            texts.append(f"{self._links.name(self.ranks[member])} {self.lost_reason(member)}{seen}")
-        return CollectiveError(f"{call} failed: {'; '.join(texts)}")
+            texts[member] = f" {self.lost_reason(member)}{f' (last seen in {last})' if last else ''}"
+        return CollectiveError(f"{call} failed: {self._with_names(texts)}")
 
     def timeout_error(self, part: Part, missing: Sequence[int]) -> CollectiveTimeoutError:
         return CollectiveTimeoutError(

@@ -25,8 +25,10 @@ from rankwise._comm.control.rank_state import OngoingCalls, RankState, Recorder
 from rankwise._net.job_secret import JobSecret
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
+from rankwise._text import ranks_text
 
 _NO_INTEREST: Final = (False, False)
+_HOSTS_NAMED: Final = 4
 
 _open_links: weakref.WeakSet[Links] = weakref.WeakSet()
 
@@ -171,6 +173,15 @@ class Links:
         """Return a rank and its host: "rank 3 on node2"."""
         host = self.host_name(rank)
         return f"rank {rank}{f' on {host}' if host else ''}"
+
+    def names(self, ranks: Sequence[int]) -> str:
+        """Return "rank 3 on node2", or "each of ranks 0-15 on node1, node2"; of many hosts the first and the number."""
+        if len(ranks) == 1:
+            return self.name(ranks[0])
+        hosts = list(dict.fromkeys(filter(None, map(self.host_name, ranks))))
+        more = f" and {len(hosts) - _HOSTS_NAMED} more hosts" if len(hosts) > _HOSTS_NAMED else ""
+        where = f" on {', '.join(hosts[:_HOSTS_NAMED])}{more}" if hosts else ""
+        return f"each of {ranks_text(ranks)}{where}"
 
     def lost_reason(self, rank: int) -> str:
         """Return why the connection to a rank sends nothing more; "" if it does, or if there is none."""
