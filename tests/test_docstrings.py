@@ -5,6 +5,7 @@ from __future__ import annotations
 import doctest
 import importlib
 import inspect
+import logging
 import pkgutil
 import re
 from pathlib import Path
@@ -25,6 +26,7 @@ WITHOUT_ARGS = {"gather", "rank_zero_only", "all_reduce"}  # their arguments are
 def test_examples_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # which a part of torch that DDP imports would set
     monkeypatch.setattr("tqdm.tqdm.monitor_interval", 0)  # else its bars would leave a thread
+    monkeypatch.setattr(logging.getLogger(), "handlers", list(logging.getLogger().handlers))  # one example adds some
     failed = {}
     for name in MODULES:
         with torch.random.fork_rng():

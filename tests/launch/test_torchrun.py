@@ -75,7 +75,11 @@ def test_a_launch_with_the_run_id_of_another_one_ends_in_one_line(tmp_path: Path
             assert "waits as a spare" in second.stderr.readline()
             first.communicate("\n", timeout=200)
             _, errors = second.communicate(timeout=200)
-    assert (first.returncode, second.returncode) == (0, 1)
+    assert first.returncode == 0
+    if second.returncode == 0:  # it has read, before the store was gone, that the run is over
+        assert not errors
+        return
+    assert second.returncode == 1
     assert errors.startswith("rankwise: the store of run 'run' (--rdzv-id) at localhost:")
     assert errors.count("\n") == 1
 

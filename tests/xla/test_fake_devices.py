@@ -84,7 +84,8 @@ def test_a_thread_that_a_rank_starts_has_no_session() -> None:
             return found[0]
 
     with fake_torch_xla(2):
-        assert all("has not joined" in text for text in run_ranks(rank))
+        texts = run_ranks(rank)
+    assert all("has not joined" in text for text in texts), texts
 
 
 def test_a_process_alone_uses_its_device_once_torch_xla_has() -> None:
