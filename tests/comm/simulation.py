@@ -162,7 +162,8 @@ def _few_collections() -> Iterator[None]:
 @contextmanager
 def _shared_units() -> Iterator[None]:
     """Let all ranks that open a group, in a block, find its units only once: with many ranks that takes a moment."""
-    real = copy_of("branch").units_of
+    user = copy_of("branch")
+    real = user.units_of
     found: list[Any] = []
 
     def units_of(*arguments: Any) -> Any:
@@ -170,14 +171,11 @@ def _shared_units() -> Iterator[None]:
             found.append(real(*arguments))
         return found[0]
 
-    users = copy_of("branch"), copy_of("hosts_channel")
-    for user in users:
-        user.units_of = units_of
+    user.units_of = units_of
     try:
         yield
     finally:
-        for user in users:
-            user.units_of = real
+        user.units_of = real
 
 
 @dataclass(frozen=True, kw_only=True)

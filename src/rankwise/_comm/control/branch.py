@@ -22,7 +22,7 @@ from rankwise._comm.control.links.peer import Peer
 from rankwise._comm.control.page.layout import ARRIVALS
 from rankwise._comm.control.protocol import Frame, FrameKind, read_report
 from rankwise._comm.control.tree import Tree
-from rankwise._comm.control.verdict import Combine, Outcome, Verdict
+from rankwise._comm.control.verdict import Combine, Outcome, Verdict, conclude
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, RankwiseError
 
 if TYPE_CHECKING:
@@ -140,7 +140,8 @@ class Branch:
             self._peer(unit).post(frame)
 
     def begin(self, part: Part) -> None:
-        """Begin to wait in an exchange."""
+        """Begin to take part in an exchange, as a leader or another member."""
+        part.frame.reads, part.frame.waited = bool(part.read), self.waited
         part.tolerance = _TOLERANCE_SECONDS if self.is_root else 2 * _TOLERANCE_SECONDS
         self._has_read, self._knows_waiting, self._announced = False, False, ()
         self._next_look = _LOOK_SECONDS
@@ -233,8 +234,11 @@ class Branch:
         known |= self.waiting(channel.sequence).keys() | channel.unit_frames().keys()
         return [member for member in range(len(channel.ranks)) if member not in known]
 
-    def post_verdict(self, verdict: Verdict) -> None:
-        """Send a final error to all members, as the one that has failed; without waiting."""
+    def post_failure(self, frame: Frame) -> Verdict:
+        """Send the final error to all members that a frame of this one brings, without waiting; and return it."""
+        waiting = {member: calls.frame for member, calls in self.waiting(self._channel.sequence).items()}
+        frames = waiting | self._channel.unit_frames() | {self._channel.own: frame}
+        verdict = conclude(self._channel.ranks, frames, None)
         frame = Frame(FrameKind.VERDICT, "", body=verdict.encode())
         self._post(frame)
         frame.group, frame.sequence = self._channel.group, self._channel.sequence
@@ -243,6 +247,7 @@ class Branch:
             self._links.receive(peer)  # members that only fail would otherwise fill each other's connections
             inbox.discard_before(self._channel.sequence + 1)
             peer.post(frame)
+        return verdict
 
     def post_end(self, error: RankwiseError) -> None:
         """Write that this member waits no longer."""
@@ -351,7 +356,6 @@ class Turn:
         self._part = part
         self._state = state
         self._lost_since = -1.0
-        branch.begin(part)
 
     def step(self) -> Verdict | None:
         """Handle what has happened, and return the verdict; None while this leader waits."""

@@ -12,7 +12,7 @@ from typing import Final
 
 import torch
 
-from rankwise._comm.control.branch import Branch, State, units_of
+from rankwise._comm.control.branch import Branch, State
 from rankwise._comm.control.calls import Calls, bodies_of, decode_calls, encode_calls
 from rankwise._comm.control.channel import Channel, Part
 from rankwise._comm.control.exchange import GRACE_SECONDS
@@ -20,7 +20,7 @@ from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.verdict import Outcome, Verdict, conclude
+from rankwise._comm.control.verdict import Outcome, Verdict
 from rankwise.errors import RankwiseError
 
 # After a verdict and the calls of all members: the length of the verdict.
@@ -36,9 +36,7 @@ class HostsChannel(PageChannel):
     _leader_seconds = _LEADER_SECONDS
 
     def __init__(self, group: int, ranks: Sequence[int], links: Links, page: HostPage) -> None:
-        own = ranks.index(links.rank)
-        members = next(unit for unit in units_of(ranks, links) if own in unit)
-        super().__init__(group, ranks, links, page, members)
+        super().__init__(group, ranks, links, page)
         self._spin_seconds = 0.0  # a verdict of other hosts takes longer than that
         self._branch = Branch(self, links)
         self._all_calls: Sequence[Calls] = ()  # of the exchange that has ended, if a member of this host reads bodies
@@ -71,18 +69,15 @@ class HostsChannel(PageChannel):
         super()._free()
 
     def _exchange(self, part: Part) -> Verdict:
-        part.frame.reads, part.frame.waited = bool(part.read), self._branch.waited
         self._branch.begin(part)
         verdict = super()._exchange(part)
         self._branch.finish(part, verdict, self._all_calls)
         return verdict
 
     def _report(self, frame: Frame) -> None:
-        waiting = {member: calls.frame for member, calls in self._branch.waiting(self.sequence).items()}
-        verdict = conclude(self.ranks, waiting | self.unit_frames() | {self.own: frame}, None)
+        verdict = self._branch.post_failure(frame)
         if self._branch.is_leader:
             self._publish(verdict)
-        self._branch.post_verdict(verdict)
 
     def _lead(self, part: Part) -> Verdict:
         verdict, self._all_calls = self._branch.run(part, self._state, self._wait_as_leader)

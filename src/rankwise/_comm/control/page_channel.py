@@ -53,17 +53,10 @@ class PageChannel(Channel):
     # received all frames just before.
     _leader_seconds = 1.0
 
-    def __init__(
-        self, group: int, ranks: Sequence[int], links: Links, page: HostPage, members: Sequence[int] = ()
-    ) -> None:
-        """Open the channel.
-
-        Args:
-            group, ranks, links: As for every channel.
-            page: The page of the host.
-            members: The group ranks of the members on this host; all by default.
-        """
-        members = members or range(len(ranks))
+    def __init__(self, group: int, ranks: Sequence[int], links: Links, page: HostPage) -> None:
+        """Open the channel."""
+        here = set(page.ranks)
+        members = [member for member, rank in enumerate(ranks) if rank in here]
         self._window = page.attach(group, len(members))  # before the links know of the group: it may raise
         super().__init__(group, ranks, links)
         self.page = page

@@ -15,7 +15,7 @@ from rankwise._comm.control.channel import Channel, Part
 from rankwise._comm.control.flow import SLICE_SECONDS
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.protocol import Frame, FrameKind
-from rankwise._comm.control.verdict import Outcome, Verdict, conclude
+from rankwise._comm.control.verdict import Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise.errors import CollectiveTimeoutError
 
@@ -39,10 +39,7 @@ class SocketChannel(Channel):
     def post(self, frame: Frame, *, timeout: float | None = None) -> None:
         self.require_open(frame.call)
         self._enter(frame)
-        waiting = {}
-        if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP:
-            waiting = {member: calls.frame for member, calls in self._branch.waiting(self.sequence).items()}
-        self._branch.post_verdict(conclude(self.ranks, waiting | {self.own: frame}, None))
+        self._branch.post_failure(frame)
         start = time.monotonic()
         while timeout is not None and (slow := self._branch.unread(_MAX_UNSENT_BYTES)):
             if elapsed_since(start) > timeout:
@@ -70,7 +67,7 @@ class SocketChannel(Channel):
         self._links.leave_group(self.group)
 
     def _exchange(self, part: Part) -> Verdict:
-        part.frame.reads, part.frame.waited = bool(part.read), self._branch.waited
+        self._branch.begin(part)
         self._enter(part.frame)
         own = [Calls.of(self.own, part.frame)]
         wait = self._branch.wait
