@@ -369,8 +369,8 @@ class Links:
     def names(self, ranks: Sequence[int]) -> str:
         return self.name(ranks[0]) if len(ranks) == 1 else f"each of {ranks_text(ranks)}"
 
-    def state(self, _: int) -> Any:
-        return SimpleNamespace(calls=[])
+    def ongoing_calls(self, _: int) -> list[Any]:
+        return []
 
     def open_channel(self, group: int, channel: Any) -> None:
         self.channels[group] = channel

@@ -8,20 +8,17 @@ import time
 from collections.abc import Callable
 
 import pytest
-import torch
-from torch.distributed import HashStore
 
 import rankwise as rw
 from rankwise._comm.control.links.links import Links
-from rankwise._comm.control.rank_state import OngoingCall, RankState
-from rankwise._comm.control.registry import GroupRegistry
+from rankwise._comm.control.rank_state import OngoingCall
 from tests.comm.members import CALL, Member, agree, assert_connected, failed, in_threads, open_group
 
 
 def calls(links: Links, rank: int) -> list[OngoingCall]:
     """Return the calls that a rank is in, after what has arrived was handled."""
     links.loop.wait(links.loop.num_events, 0.0)
-    return list(links.state(rank).calls)
+    return links.ongoing_calls(rank)
 
 
 def wait_until(condition: Callable[[], bool]) -> None:
@@ -99,7 +96,7 @@ def test_calls_are_read_while_groups_are_used_and_closed(links: list[Links], gro
 
     def read() -> None:
         while not ended.is_set():
-            seen.update(call.text for own in links for rank in (10, 11, 12) for call in own.state(rank).calls)
+            seen.update(call.text for own in links for rank in (10, 11, 12) for call in own.ongoing_calls(rank))
 
     reader = threading.Thread(target=read)
     reader.start()
@@ -113,18 +110,3 @@ def test_calls_are_read_while_groups_are_used_and_closed(links: list[Links], gro
     reader.join(200)
     assert seen <= {CALL}
     assert_connected(group)
-
-
-def test_before_the_ranks_are_connected_those_that_died_are_known() -> None:
-    registry = GroupRegistry(
-        rank=0,
-        ranks=range(3),
-        device=torch.device("cpu"),
-        timeout=100.0,
-        check=False,
-        one_host=True,
-        store=HashStore,
-        own_address=lambda: "127.0.0.1",
-        find_dead_ranks=lambda ranks: "rank 2 is gone" if 2 in ranks else "",
-    )
-    assert registry.rank_states() == [RankState(0, "", []), RankState(1, "", []), RankState(2, "rank 2 is gone", [])]

@@ -57,21 +57,18 @@ def test_a_rank_that_is_killed_while_data_moves(where: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("links", ["page", "sockets"])
-def test_the_state_of_each_rank_is_known(links: str) -> None:
-    """Rank 1 waits in a group of two, in a thread; rank 2 is killed."""
+def test_the_calls_of_missing_ranks_are_known(links: str) -> None:
+    """Rank 1 waits in a group of two, in a thread."""
     port = free_port()
     ended = run_ranks("rank_states.py", [plain(rank, 3, port) for rank in range(3)], links, seconds=200)
     assert ended[0].returncode == 0, ended[0].stderr
-    timeout, *states, result = ended[0].stdout.splitlines()
+    timeout, result = ended[0].stdout.splitlines()
     assert re.fullmatch(
         r"barrier 'epoch' at rank_states.py:\d+: not all ranks came within 0\.2 s\. Missing: "
         r"rank 1, last seen in barrier at rank_states.py:\d+, now in all_reduce at \S+ in the group of ranks 0-1, "
         r"for \d+\.\d s; rank 2, last seen in barrier at rank_states.py:\d+",
         timeout,
     )
-    assert states[0] == "0 alive []"
-    assert re.fullmatch(r"1 alive \[\('all_reduce at \S+', 1, \[0, 1\], 1\)\]", states[1])
-    assert states[2].startswith("2 is gone: its connection closed")
     assert result == "2"
 
 

@@ -34,8 +34,6 @@ class Op:
         combine: Reduces two tensors in wire format, into `out`, which may be one of them.
         reduce_copies: Replaces a tensor in wire format, in place, by the reduction of n copies of it (for fake groups).
         reduce_numbers: Reduces Python numbers of one type, in the order of ranks.
-        result_bits: Returns an upper bound of the bits of the result, given the bits of the largest integer and the
-            number of ranks.
         absorbing: For a minimum or maximum, returns the integer of a type that wins against all others. None for an
             operation whose result is not one of its operands.
         is_mean: The result is divided by the number of ranks, after the reduction in wire format.
@@ -56,7 +54,6 @@ class Op:
     combine: Callable[..., torch.Tensor]
     reduce_copies: Callable[[torch.Tensor, int], object]
     reduce_numbers: Callable[[Sequence[Any]], Any]
-    result_bits: Callable[[int, int], int]
     absorbing: Callable[[torch.iinfo], int] | None = None
     is_mean: bool = False
     bools_only: bool = False
@@ -99,7 +96,6 @@ Op.SUM = Op(
     combine=torch.add,
     reduce_copies=torch.Tensor.mul_,
     reduce_numbers=sum,
-    result_bits=lambda bits, size: bits + size.bit_length(),
     is_linear=True,
 )
 Op.MEAN = replace(Op.SUM, name="mean", reduce_numbers=lambda numbers: sum(numbers) / len(numbers), is_mean=True)
@@ -109,7 +105,6 @@ Op.PRODUCT = Op(
     combine=torch.mul,
     reduce_copies=torch.Tensor.pow_,
     reduce_numbers=math.prod,
-    result_bits=lambda bits, size: bits * size,
 )
 Op.MIN = Op(
     name="min",
@@ -117,7 +112,6 @@ Op.MIN = Op(
     combine=torch.minimum,
     reduce_copies=lambda tensor, _: tensor,
     reduce_numbers=functools.partial(functools.reduce, _lesser),
-    result_bits=lambda bits, _: bits,
     absorbing=lambda limits: limits.min,
 )
 Op.MAX = Op(
@@ -126,7 +120,6 @@ Op.MAX = Op(
     combine=torch.maximum,
     reduce_copies=lambda tensor, _: tensor,
     reduce_numbers=functools.partial(functools.reduce, _greater),
-    result_bits=lambda bits, _: bits,
     absorbing=lambda limits: limits.max,
 )
 # Bools travel as 0 and 1.

@@ -378,7 +378,7 @@ class Channel(ABC):
     def _names_and_calls(self, members: Sequence[int]) -> str:
         """Return the missing members, each with its last call, and what may not be seen of them."""
         texts = self._with_names({member: self._calls_of(member) for member in members})
-        is_somewhere = any(self._links.state(self.ranks[member]).calls for member in members)
+        is_somewhere = any(self._links.ongoing_calls(self.ranks[member]) for member in members)
         hint = "" if is_somewhere else ". Collectives of torch, such as those of DDP in backward, are not seen here"
         return f"{texts}{hint}"
 
@@ -398,7 +398,7 @@ class Channel(ABC):
         seen = f"last seen in {last}" if last else f"which has made no {kind} of this group yet"
         if self._unverified and unverified is not None:
             seen += f" ({unverified} with check=False, and this rank {self._unverified})"
-        calls = self._links.state(self.ranks[member]).calls
+        calls = self._links.ongoing_calls(self.ranks[member])
         now = "".join(f", now in {call}" for call in calls if call.group != self.group)
         return f", {seen}{now}"
 

@@ -31,21 +31,6 @@ class OngoingCall:
         return f"{self.text} in the group of {ranks_text(self.ranks)}, for {self.seconds:.1f} s"
 
 
-@dataclass(frozen=True, slots=True)
-class RankState:
-    """The state of a rank.
-
-    Attributes:
-        rank: The global rank.
-        lost_reason: Why it is gone; "" while it is alive, as far as is known.
-        calls: The calls that it is in, of the groups that both ranks are members of: one for each of its threads.
-    """
-
-    rank: int
-    lost_reason: str
-    calls: Sequence[OngoingCall]
-
-
 class Recorder(Protocol):
     """Records the calls of this rank, of all of its groups; several threads may call at the same time."""
 

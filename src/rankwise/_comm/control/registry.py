@@ -19,7 +19,7 @@ from rankwise._comm.control.links.connect import HostConnections, connect
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
-from rankwise._comm.control.rank_state import RankState, Recorder
+from rankwise._comm.control.rank_state import Recorder
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.control.turns import is_program_of_rank
 from rankwise._comm.gloo_threads import await_idle_threads
@@ -165,18 +165,6 @@ class GroupRegistry:
     def gloo_interface(self) -> str:
         """The interface that gloo has to listen on; "" if its own choice is right. Looks up the name of this host."""
         return loopback_interface() if self.one_host else interface_towards_others(self.own_address())
-
-    def rank_states(self) -> list[RankState]:
-        """Return for each rank of the session whether it is alive, and the calls of this rank's groups that it is in.
-
-        Local; does not wait, and any thread may ask. A rank that moves data of a large tensor has ended the call.
-        """
-        links = self._links
-        if links is None:
-            return [RankState(rank, self.find_dead_ranks([rank]), []) for rank in self.ranks]
-        links.loop.wait(links.loop.num_events, 0.0)  # handles what has arrived
-        links.board.look_for_losses()
-        return [links.state(rank) for rank in self.ranks]
 
     def dead_ranks(self) -> str:
         """Return the ranks of the session that have died or left, with reasons; "" if none is found within a moment."""

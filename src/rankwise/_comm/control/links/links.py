@@ -18,10 +18,10 @@ from torch.distributed import Store
 
 from rankwise._comm.control.board import SESSION, Board
 from rankwise._comm.control.links.connector import FRAMES, Connector
-from rankwise._comm.control.links.peer import CLOSED, Peer
+from rankwise._comm.control.links.peer import Peer
 from rankwise._comm.control.links.witness import Witness
 from rankwise._comm.control.page.host_page import HostPage
-from rankwise._comm.control.rank_state import OngoingCalls, RankState, Recorder
+from rankwise._comm.control.rank_state import OngoingCall, OngoingCalls, Recorder
 from rankwise._net.job_secret import JobSecret
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
@@ -188,12 +188,17 @@ class Links:
         peer = self._peers.get(rank)
         return "" if peer is None else peer.lost_reason
 
-    def state(self, rank: int) -> RankState:
-        """Return the state of a rank, as far as is known; any thread may ask. Does not wait."""
+    def ongoing_calls(self, rank: int) -> list[OngoingCall]:
+        """Return the calls that a rank is in, as far as is known. Does not wait, and any thread may ask.
+
+        One for each of its threads, of the groups that this rank is a member of too. A rank that moves data of a large
+        tensor has ended the call.
+        """
         is_dead = self.page is not None and self.page.is_dead(rank)
-        lost = CLOSED if is_dead else self.board.gone(rank, SESSION) or self.lost_reason(rank)
-        calls = (channel.ongoing_call(rank) for channel in list(self.channels.values()) if not lost)
-        return RankState(rank, lost, [call for call in calls if call is not None])
+        if is_dead or self.board.gone(rank, SESSION) or self.lost_reason(rank):
+            return []
+        calls = (channel.ongoing_call(rank) for channel in list(self.channels.values()))
+        return [call for call in calls if call is not None]
 
     def open_channel(self, group: int, channel: OngoingCalls) -> None:
         """Register the channel of a group that this rank is a member of."""
