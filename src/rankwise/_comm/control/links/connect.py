@@ -29,18 +29,15 @@ from rankwise._net.host import host_id, network_id
 from rankwise._net.job_secret import NO_SECRET, JobSecret
 from rankwise._net.json_lines import MAX_LINE_BYTES, decode_line, encode_line
 from rankwise._net.polling import SharedEventLoop
+from rankwise._rendezvous.store_reads import are_written, get_all, longest_pause
 from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import CollectiveError, CollectiveTimeoutError, printable, shortened
 
 log = logging.getLogger(__name__)
 
-# The shortest and the longest pause between two reads of the store; the longest is more with each rank of the session,
-# so that thousands do not occupy the process that serves it.
+# The shortest pause between two reads of the store, and the longest one with few ranks.
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
-_PAUSE_SECONDS_A_RANK: Final = 2e-5
 _CHECK_SECONDS: Final = 0.1
-# So many keys are looked for at a time.
-_KEYS_AT_ONCE: Final = 256
 _MAX_HOST_NAME: Final = 64
 
 
@@ -102,21 +99,18 @@ class _Attempt:
     def read(self, keys: Mapping[str, int]) -> list[bytes]:
         """Wait until ranks have written keys to the store, each a key of its own, and return their values."""
         missing = list(keys)
-        pause, max_pause = _PAUSE_SECONDS[0], _PAUSE_SECONDS[1] + _PAUSE_SECONDS_A_RANK * len(self.ranks)
+        pause, max_pause = _PAUSE_SECONDS[0], longest_pause(_PAUSE_SECONDS[1], len(self.ranks))
 
         def awaited() -> list[int]:
             return [keys[key] for key in missing if not self.store.check([key])]
 
-        while missing:
-            if self.store.check(missing[:_KEYS_AT_ONCE]):
-                del missing[:_KEYS_AT_ONCE]
-                continue
+        while not are_written(self.store, missing):
             self.check_alive(awaited)
             if time.monotonic() > self.deadline:
                 raise self.late_error(awaited())
             time.sleep(pause)
             pause = min(2 * pause, max_pause)
-        return self.store.multi_get(list(keys)) if keys else []
+        return get_all(self.store, list(keys))
 
     def wait(self, connector: Connector, awaited: Callable[[], Collection[tuple[int, int]]]) -> None:
         """Wait until connections are made.
