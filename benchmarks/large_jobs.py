@@ -1,8 +1,8 @@
-"""What an agreement costs in jobs of 2 to 16,384 ranks, and how soon all know of a failure: counted, and simulated.
+"""What an agreement costs in jobs of 2 to 16,384 ranks, how soon all know of a failure, and what joining takes.
 
 The costs are measured here: of a frame on its way between two hosts, of waking a rank, and of a leader's work for a
-frame. The simulation runs the modules of the control plane themselves (`tests/comm/simulation.py`). Prints tables, in
-Markdown.
+frame. The simulation runs the modules of the control plane themselves (`tests/comm/simulation.py`). What joining takes
+is measured by `benchmarks/large_joining.py`. Prints tables, in Markdown.
 
 Run: python -m benchmarks.large_jobs (as root, for hosts that are network namespaces)
 """
@@ -20,6 +20,7 @@ from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 
+from benchmarks import large_joining
 from rankwise._comm.control.calls import Calls, encode_calls, merged
 from rankwise._comm.control.exchange import Exchange
 from rankwise._comm.control.links.peer import Peer
@@ -176,6 +177,7 @@ def main() -> None:
     for size in NAMED_SIZES:
         seconds = [seconds_until_named(size, failure, costs) for failure in ("fail", "differ", "killed", "skip")]
         print(f"| {size:,} | {' | '.join(f'{one * 1e3:.0f} ms' for one in seconds)} |")
+    print("", *large_joining.table(), sep="\n")
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from pathlib import Path
 from torch.distributed import HashStore
 
 from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.links.places import Hosts, Places, Units
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.page.layout import FILE_BYTES
 from rankwise._comm.control.page_channel import PageChannel
@@ -40,9 +41,7 @@ def leader_and_member() -> tuple[PageChannel, PageChannel]:
         page = HostPage(ranks=RANKS, rank=rank, memory=os.dup(file), wakers=wakers, processes=processes)
         links = Links(
             rank,
-            units=[RANKS],
-            hosts={},
-            host_names={},
+            units=Units(Places(RANKS, Hosts.one(len(RANKS))), [True]),
             page=page,
             store=HashStore(),
             secret=None,

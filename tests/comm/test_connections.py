@@ -19,6 +19,7 @@ import pytest
 from torch.distributed import HashStore
 
 import rankwise as rw
+from rankwise._comm.control.branch import units_of
 from rankwise._comm.control.links import connect as connecting
 from rankwise._comm.control.links import connector, sockets
 from rankwise._comm.control.links.links import Links
@@ -111,7 +112,7 @@ def test_leaders_connect_along_a_tree(several_hosts: None) -> None:
     with connected(size) as links:
         tree = Tree(size)
         for own, each in enumerate(links):
-            assert each.units == [[10 + rank] for rank in range(size)]
+            assert [each.units.leader(unit) for unit in range(len(each.units))] == list(range(10, 10 + size))
             assert each.unit_of(10 + own) == own
             parent = tree.parent(own)
             others = {10 + child for child in tree.children(own)} | (set() if parent is None else {10 + parent})
@@ -123,7 +124,7 @@ def test_ranks_of_a_host_without_a_page_are_units_of_their_own(monkeypatch: pyte
     monkeypatch.setattr(connecting, "network_id", network_of_a_pair)
     with connected(5) as links:
         for each in links:
-            assert each.units == [[10], [11], [12], [13], [14]]
+            assert units_of(range(10, 15), each) == [[0], [1], [2], [3], [4]]
             assert [each.host(rank) for rank in range(10, 15)] == ["0", "0", "1", "1", "2"]
             assert each.host_name(12) == socket.gethostname()
 
@@ -142,7 +143,8 @@ def test_ranks_of_a_host_with_a_page_are_a_unit(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(connecting, "share_page", share_page)
     with connected(6) as links:
         for each in links:
-            assert each.units == [[10, 13], [11], [12], [14], [15]]
+            assert units_of(range(10, 16), each) == [[0, 3], [1], [2], [4], [5]]
+            assert [each.units.leader(unit) for unit in range(len(each.units))] == [10, 11, 12, 14, 15]
             assert [each.unit_of(rank) for rank in range(10, 16)] == [0, 1, 2, 0, 3, 4]
             assert (each.page is None) is (each.rank not in {10, 13})
         assert links[3]._peers == {}
@@ -162,7 +164,7 @@ def test_a_session_of_many_ranks_takes_few_sockets(several_hosts: None) -> None:
 def test_ranks_of_one_host_without_a_page_connect_along_the_tree() -> None:
     with connected(3) as links:
         assert [list(own._peers) for own in links] == [[11, 12], [10], [10]]
-        assert [own.units for own in links] == [[[10], [11], [12]]] * 3
+        assert [units_of(range(10, 13), own) for own in links] == [[[0], [1], [2]]] * 3
 
 
 def frame(text: str) -> Frame:
@@ -379,7 +381,7 @@ def test_a_second_connection_for_frames_is_refused(several_hosts: None) -> None:
     with connected(3) as links:
         links[0].peer(12)
         again = connector.Connector(
-            links[2].loop, store=links[2].connector._store, rank=12, key="address", hosts=links[2]._hosts
+            links[2].loop, store=links[2].connector._store, rank=12, key="address", places=links[2].units.places
         )
         again.expected.add((10, connector.FRAMES))
         again.request(10, connector.FRAMES)

@@ -21,9 +21,10 @@ from rankwise._net.reverse_lookup import warn_if_slow
 from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise._rendezvous.signed_store import part_of
+from rankwise._rendezvous.store_reads import are_written, get_all, longest_pause
 from rankwise.errors import JoinError, JoinTimeoutError, RankwiseError
 
-# The shortest and the longest pause between two polls of the store.
+# The shortest pause between two polls of the store, and the longest one with few ranks.
 _PAUSES_SECONDS: Final = (0.001, 0.05)
 # How long a process may take to connect to its own store.
 _OWN_SECONDS: Final = 10.0
@@ -234,7 +235,7 @@ def _exchange(store: Store, request: JoinRequest, *, timeout: float) -> tuple[Jo
         if request.rank == 0:
             _reply_to_all(session, request, timeout=timeout)
         key = f"reply/{request.rank}"
-        if not wait_for(session, [key], timeout=timeout + REPLY_SECONDS):
+        if not wait_for(session, [key], timeout=timeout + REPLY_SECONDS, num_waiting=request.world_size):
             raise JoinTimeoutError(f"rank zero did not arrive within {timeout:g} s, or is stopped; was it started?")
         reply = JoinReply.decode(session.get(key))
     finally:
@@ -245,17 +246,25 @@ def _exchange(store: Store, request: JoinRequest, *, timeout: float) -> tuple[Jo
     return reply, session
 
 
-def wait_for(store: Store, keys: list[str], *, timeout: float) -> bool:
+def wait_for(store: Store, keys: list[str], *, timeout: float, num_waiting: int = 1) -> bool:
     """Wait until all keys are set; return False if they are not set in time.
 
     It polls: torch's own wait, in C++, cannot be interrupted by Ctrl-C, and prints its timeouts to stderr.
+
+    Args:
+        store: The store.
+        keys: The keys.
+        timeout: Seconds to wait.
+        num_waiting: How many ranks wait like this at the same time.
     """
     start = time.monotonic()
-    while not store.check(keys):
+    shortest, longest = _PAUSES_SECONDS
+    longest = longest_pause(longest, num_waiting)
+    missing = list(keys)
+    while not are_written(store, missing) or not are_written(store, missing := list(keys)):  # some may be deleted again
         waited = elapsed_since(start)
         if waited > timeout:
             return False
-        shortest, longest = _PAUSES_SECONDS
         time.sleep(min(max(shortest, waited / 10), longest))  # polling adds at most a tenth to the wait
     return True
 
@@ -280,9 +289,10 @@ def _reply_to_all(store: Store, own: JoinRequest, *, timeout: float) -> None:
 def _read_requests(store: Store, own: JoinRequest, arrived: list[int]) -> tuple[dict[int, JoinRequest], str]:
     """Return the requests of these ranks, and why the ranks do not form one world, or ""."""
     requests: dict[int, JoinRequest] = {}
-    for rank in arrived:
+    lines = get_all(store, [f"request/{rank}" for rank in arrived])
+    for rank, line in zip(arrived, lines, strict=True):
         try:
-            request = JoinRequest.decode(store.get(f"request/{rank}"))
+            request = JoinRequest.decode(line)
             if request.rank != rank:
                 raise ValueError(f"it is the request of rank {request.rank}")  # noqa: TRY301 - as malformed
         except ValueError as error:

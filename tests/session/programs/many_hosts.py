@@ -1,6 +1,6 @@
-"""As many ranks as it has, as if each eight were on a host of their own: what large jobs are promised.
+"""As many ranks as it has, on many hosts: what large jobs are promised.
 
-Usage: many_hosts.py RANKS_PER_HOST
+Usage: many_hosts.py [RANKS_PER_HOST], if the hosts are none: each so many ranks are as if they were on one of their own
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ from rankwise._collectives.groups import comm_of
 from rankwise._comm.control import registry as registry_module
 from rankwise._comm.control.links import connect as connect_module
 
-PER_HOST = int(sys.argv[1])
+PER_HOST = int(sys.argv[1]) if sys.argv[1:] else 0
 
 
 def main() -> None:
     torch.set_num_threads(1)
     rank = int(os.environ["RANK"])
-    connect, registry = cast(Any, connect_module), cast(Any, registry_module)
-    connect.network_id = lambda: f"host{rank // PER_HOST}"
-    registry.connect = functools.partial(_connect, registry.connect)
+    if PER_HOST:
+        connect, registry = cast(Any, connect_module), cast(Any, registry_module)
+        connect.network_id = lambda: f"host{rank // PER_HOST}"
+        registry.connect = functools.partial(_connect, registry.connect)
     rw.init(timeout=100)
     size = rw.get_world_size()
     assert rw.all_reduce(rank) == size * (size - 1) // 2

@@ -147,11 +147,13 @@ class Board:
     def mark_gone(self, rank: int, reason: str, group: int = SESSION) -> None:
         """Write that a rank takes part in nothing any more, or in nothing of a group."""
         frame = Frame(FrameKind.LEFT, "", group=group, sequence=rank, body=reason.encode())
+        known = f"gone/{group}/{rank}"
 
         def add() -> None:
-            self._lost.read()
-            if not self.gone(rank, group):
+            # By a key of its own: at the end of a job all ranks leave, and must not read the notes of all others.
+            if not self.gone(rank, group) and not self._store.check([known]):
                 self._lost.add([Calls.of(0, frame)])
+                self._store.set(known, "")
 
         self._submit(add)
 

@@ -69,19 +69,17 @@ class Branch:
         self._channel = channel
         self._links = links
         self._board = links.board
-        self._units = units_of(channel.ranks, links)
-        self._own = next(number for number, members in enumerate(self._units) if channel.own in members)
-        self.members = self._units[self._own]
+        units = units_of(channel.ranks, links)  # of which those that are no neighbours are forgotten
+        self._own = next(number for number, members in enumerate(units) if channel.own in members)
+        self.members = units[self._own]
         self.is_leader = self.members[0] == channel.own
         self.is_root = not self._own
-        self._tree = Tree(len(self._units))
+        self._tree = Tree(len(units))
         neighbours = self._tree.neighbours(self._own) if self.is_leader else []
-        self._leaders = {unit: channel.ranks[self._units[unit][0]] for unit in neighbours}
+        self._leaders = {unit: units[unit][0] for unit in neighbours}
         if self.is_leader:
             links.listen()
-        self._inboxes: Mapping[int, Inbox] = {
-            unit: links.peer(rank).inbox(channel.group) for unit, rank in self._leaders.items()
-        }
+        self._inboxes: Mapping[int, Inbox] = {unit: self._peer(unit).inbox(channel.group) for unit in neighbours}
         # How long the last exchange took this member, in seconds; when it ended.
         self.waited = self._ended = 0.0
         # The members' calls of each exchange but the last, and when the exchange before it ended; on the root alone.
@@ -311,7 +309,7 @@ class Branch:
             self._noted = 0
 
     def _peer(self, unit: int) -> Peer:
-        return self._links.peer(self._leaders[unit])
+        return self._links.peer(self._channel.ranks[self._leaders[unit]])
 
     def _post(self, frame: Frame) -> None:
         self._noted = self._channel.sequence
@@ -324,7 +322,7 @@ class Branch:
 
     def lost(self, exchange: Exchange) -> list[int]:
         """Return the members of other units that are gone, and because of which an exchange may not end."""
-        leaders = {self._units[unit][0] for unit in exchange.blocking()}
+        leaders = map(self._leaders.__getitem__, exchange.blocking())
         lost = {member for member in leaders if self.lost_reason(member)}
         if gone := self.gone():
             come = {member for calls in exchange.calls for member in calls.each()}
@@ -337,7 +335,7 @@ class Branch:
 
     def timeout_error(self, part: Part, exchange: Exchange) -> CollectiveTimeoutError:
         """Return the error of an exchange to which not all members have come in time."""
-        missing = self.missing(exchange.calls) or [self._units[unit][0] for unit in exchange.blocking()]
+        missing = self.missing(exchange.calls) or [self._leaders[unit] for unit in exchange.blocking()]
         return self._channel.timeout_error(part, missing)
 
 

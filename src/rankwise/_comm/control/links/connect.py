@@ -15,13 +15,14 @@ import socket
 import time
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Final
 
 from torch.distributed import Store
 
 from rankwise._comm.control.links.connector import FRAMES, PAGE, WATCHERS, Connector
 from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.links.places import Hosts, Places, Units
 from rankwise._comm.control.page.handshake import share_page
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.tree import Tree
@@ -29,41 +30,15 @@ from rankwise._net.host import host_id, network_id
 from rankwise._net.job_secret import NO_SECRET, JobSecret
 from rankwise._net.json_lines import MAX_LINE_BYTES, decode_line, encode_line
 from rankwise._net.polling import SharedEventLoop
+from rankwise._rendezvous.store_reads import are_written, get_all, longest_pause
 from rankwise._text import ranks_on_hosts_text
-from rankwise.errors import CollectiveError, CollectiveTimeoutError, printable, shortened
+from rankwise.errors import CollectiveError, CollectiveTimeoutError
 
 log = logging.getLogger(__name__)
 
-# The shortest and the longest pause between two reads of the store; the longest is more with each rank of the session,
-# so that thousands do not occupy the process that serves it.
+# The shortest pause between two reads of the store, and the longest one with few ranks.
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
-_PAUSE_SECONDS_A_RANK: Final = 2e-5
 _CHECK_SECONDS: Final = 0.1
-# So many keys are looked for at a time.
-_KEYS_AT_ONCE: Final = 256
-_MAX_HOST_NAME: Final = 64
-
-
-@dataclass(frozen=True, slots=True)
-class _Host:
-    """A host: its name, its ranks by their place in the session, as starts and ends of ranges, and if it is watched."""
-
-    name: str
-    watched: int
-    ranges: tuple[int, ...]
-
-    @property
-    def members(self) -> list[int]:
-        """The places of its ranks."""
-        starts, ends = self.ranges[::2], self.ranges[1::2]
-        return [member for start, end in zip(starts, ends, strict=True) for member in range(start, end)]
-
-
-@dataclass(frozen=True, slots=True)
-class _Hosts:
-    """The hosts of a session, in the order of their first ranks."""
-
-    hosts: tuple[_Host, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +48,7 @@ class HostConnections:
     Attributes:
         connections: On the first rank, one to the first rank of each other host that has a watch; on these, one to the
             first rank of all. By global rank.
-        hosts: The name of the host of each rank.
+        hosts: The name of each host, by its first rank.
         neighbours: The ranks of each host, by its first rank.
     """
 
@@ -97,26 +72,23 @@ class _Attempt:
     timeout: float
     deadline: float
     check_alive: Callable[[Callable[[], Sequence[int]]], None]
-    names: dict[int, str] = field(default_factory=dict)
+    places: Places | None = None
 
     def read(self, keys: Mapping[str, int]) -> list[bytes]:
         """Wait until ranks have written keys to the store, each a key of its own, and return their values."""
         missing = list(keys)
-        pause, max_pause = _PAUSE_SECONDS[0], _PAUSE_SECONDS[1] + _PAUSE_SECONDS_A_RANK * len(self.ranks)
+        pause, max_pause = _PAUSE_SECONDS[0], longest_pause(_PAUSE_SECONDS[1], len(self.ranks))
 
         def awaited() -> list[int]:
             return [keys[key] for key in missing if not self.store.check([key])]
 
-        while missing:
-            if self.store.check(missing[:_KEYS_AT_ONCE]):
-                del missing[:_KEYS_AT_ONCE]
-                continue
+        while not are_written(self.store, missing):
             self.check_alive(awaited)
             if time.monotonic() > self.deadline:
                 raise self.late_error(awaited())
             time.sleep(pause)
             pause = min(2 * pause, max_pause)
-        return self.store.multi_get(list(keys)) if keys else []
+        return get_all(self.store, list(keys))
 
     def wait(self, connector: Connector, awaited: Callable[[], Collection[tuple[int, int]]]) -> None:
         """Wait until connections are made.
@@ -154,7 +126,8 @@ class _Attempt:
 
     def late_error(self, ranks: Sequence[int], rejected: str = "") -> CollectiveTimeoutError:
         """Return the error of ranks that did not come in time."""
-        late = ranks_on_hosts_text(ranks, self.names)
+        names = {} if self.places is None else {rank: self.places.host_name(rank) for rank in ranks}
+        late = ranks_on_hosts_text(ranks, names)
         return CollectiveTimeoutError(f"{late} did not connect to rank {self.rank} in {self.timeout:g} s.{rejected}")
 
     def _unreachable_error(self, rank: int, why: str) -> CollectiveError:
@@ -215,13 +188,11 @@ def connect(
         deadline=time.monotonic() + timeout,
         check_alive=check_alive,
     )
-    hosts = [] if one_host else _exchange_hosts(attempt, watched=on_hosts is not None)
-    if len(hosts) < 2:
-        hosts = []
-    by_host = [[ranks[member] for member in host.members] for host in hosts] or [list(ranks)]
-    number = next(number for number, there in enumerate(by_host) if rank in there)
-    attempt.names.update({other: host.name for host, there in zip(hosts, by_host, strict=False) for other in there})
-    if hosts and secret is None and rank == ranks[0]:
+    hosts = Hosts.one(len(ranks)) if one_host else _exchange_hosts(attempt, watched=on_hosts is not None)
+    places = Places(ranks, hosts)
+    attempt = replace(attempt, places=places)
+    by_host, number = places.by_host(), places.host(rank)
+    if places.num_hosts > 1 and secret is None and rank == ranks[0]:
         _warn_without_secret()
     page = None
     links = None
@@ -230,24 +201,18 @@ def connect(
             page = _share_page(attempt, by_host[number], shares_tensors=shares_tensors)
         has_page = (
             _exchange_pages(attempt, by_host, number, page)
-            if hosts and shares_pages
+            if places.num_hosts > 1 and shares_pages
             else [page is not None] * len(by_host)
         )
         links = Links(
-            rank,
-            units=_units(by_host, has_page),
-            hosts={other: str(number) for number, there in enumerate(by_host) for other in there} if hosts else {},
-            host_names=attempt.names,
-            page=page,
-            store=store,
-            secret=secret,
-            own_address=own_address,
+            rank, units=Units(places, has_page), page=page, store=store, secret=secret, own_address=own_address
         )
         if len(links.units) > 1:
-            watched = [there[0] for host, there in zip(hosts, by_host, strict=False) if host.watched]
+            watched = [there[0] for mark, there in zip(hosts.watched, by_host, strict=True) if mark == "1"]
             watchers = _connect_leaders(attempt, links, watched)
-            if on_hosts is not None and hosts:
-                on_hosts(HostConnections(watchers, attempt.names, {there[0]: there for there in by_host}))
+            if on_hosts is not None and places.num_hosts > 1:
+                names = {there[0]: places.host_name(there[0]) for there in by_host}
+                on_hosts(HostConnections(watchers, names, {there[0]: there for there in by_host}))
     except BaseException:
         if links is not None:
             links.close()
@@ -263,52 +228,35 @@ def _warn_without_secret() -> None:
     log.warning("%s", NO_SECRET)
 
 
-def _exchange_hosts(attempt: _Attempt, *, watched: bool) -> Sequence[_Host]:
+def _exchange_hosts(attempt: _Attempt, *, watched: bool) -> Hosts:
     """Return the hosts of the session."""
     keys = {f"host/{member}": rank for member, rank in enumerate(attempt.ranks)}
     own = f"host/{attempt.ranks.index(attempt.rank)}"
-    first = attempt.ranks[0]
+    first, size = attempt.ranks[0], len(attempt.ranks)
     attempt.store.set(own, f"{host_id()}/{network_id()} {int(watched)} {socket.gethostname()}")
     if attempt.rank == first:
-        hosts = _grouped([text.decode(errors="replace") for text in attempt.read(keys)])
+        hosts = Hosts.of([text.decode(errors="replace") for text in attempt.read(keys)])
         attempt.store.set("hosts", zlib.compress(encode_line(hosts).encode()))  # type: ignore[arg-type]  # takes bytes
-        return hosts.hosts
-    (packed,) = attempt.read({"hosts": first})
-    try:
-        found = decode_line(_Hosts, zlib.decompressobj().decompress(packed, MAX_LINE_BYTES)).hosts
-        size = len(attempt.ranks)
-        if any(not 0 <= end <= size for host in found for end in host.ranges) or sorted(
-            member for host in found for member in host.members
-        ) != list(range(size)):
-            raise ValueError("it is not about these ranks")  # noqa: TRY301 - handled like unreadable text
-    except (ValueError, zlib.error) as error:
-        raise CollectiveError(
-            f"the list of hosts of rank {first} in the store cannot be read: {error}; does another program use the "
-            "store?"
-        ) from error
-    return found
-
-
-def _grouped(reported: Sequence[str]) -> _Hosts:
-    """Return the hosts that ranks have reported: the id, whether the rank has a watch, and the name."""
-    members: dict[str, list[int]] = {}
-    for member, text in enumerate(reported):
-        members.setdefault(text.partition(" ")[0], []).append(member)
-    hosts = []
-    for there in members.values():
-        _, watched, name = f"{reported[there[0]]}  ".split(" ", 2)
-        starts = [member for before, member in zip([-2, *there], there, strict=False) if member != before + 1]
-        ends = [before + 1 for before, member in zip(there, [*there[1:], -2], strict=False) if member != before + 1]
-        ranges = tuple(each for both in zip(starts, ends, strict=True) for each in both)
-        hosts.append(_Host(printable(shortened(name.strip(), _MAX_HOST_NAME)), int(watched == "1"), ranges))
-    return _Hosts(tuple(hosts))
+    else:
+        (packed,) = attempt.read({"hosts": first})
+        try:
+            hosts = decode_line(Hosts, zlib.decompressobj().decompress(packed, MAX_LINE_BYTES))
+            if not hosts.are_of(size):
+                raise ValueError("it is not about these ranks")  # noqa: TRY301 - handled like unreadable text
+        except (ValueError, zlib.error) as error:
+            raise CollectiveError(
+                f"the list of hosts of rank {first} in the store cannot be read: {error}; does another program use the "
+                "store?"
+            ) from error
+    return hosts if len(hosts.names) > 1 else Hosts.one(size)
 
 
 def _share_page(attempt: _Attempt, ranks: Sequence[int], *, shares_tensors: bool) -> HostPage | None:
     """Connect the ranks of a host to the first of them, and share a page."""
     first = ranks[0]
     connections: dict[int, socket.socket] = {}
-    connector = Connector(SharedEventLoop(), store=attempt.store, rank=attempt.rank, key="page")
+    here = Places(attempt.ranks, Hosts.one(len(attempt.ranks)))  # no other host is asked
+    connector = Connector(SharedEventLoop(), store=attempt.store, rank=attempt.rank, key="page", places=here)
     try:
         if attempt.rank == first:
             connector.expected.update((other, PAGE) for other in ranks[1:])
@@ -355,30 +303,20 @@ def _exchange_pages(
     return has_page
 
 
-def _units(by_host: Sequence[Sequence[int]], has_page: Sequence[bool]) -> list[list[int]]:
-    """Return the ranks that agree through one page each, and those alone, in the order of their first ranks."""
-    units: list[list[int]] = []
-    for there, is_shared in zip(by_host, has_page, strict=True):
-        units += [list(there)] if is_shared else [[rank] for rank in there]
-    return sorted(units)
-
-
 def _connect_leaders(attempt: _Attempt, links: Links, watched: Sequence[int]) -> dict[int, socket.socket]:
     """Connect the leaders of units; return the second connections, for the watchers."""
-    own, first = links.unit_of(attempt.rank), attempt.ranks[0]
-    connector, neighbours = links.connector, list[int]()
-    if attempt.rank == links.units[own][0]:
+    units, first = links.units, attempt.ranks[0]
+    own, connector, neighbours = units.of(attempt.rank), links.connector, list[int]()
+    if attempt.rank == units.leader(own):
         links.listen()
-        tree = Tree(len(links.units))
-        parent = tree.parent(own)
-        neighbours = [links.units[unit][0] for unit in (*tree.children(own), *([] if parent is None else [parent]))]
+        neighbours = [units.leader(unit) for unit in Tree(len(units)).neighbours(own)]
     if first in watched and attempt.rank in watched:
         connector.expected.update((rank, WATCHERS) for rank in (watched[1:] if attempt.rank == first else [first]))
         if attempt.rank != first:
             connector.request(first, WATCHERS)
     peers = [links.peer(rank) for rank in neighbours]
     attempt.wait(connector, lambda: [*connector.expected, *((p.rank, FRAMES) for p in peers if not p.is_connected)])
-    if attempt.rank == links.units[own][0]:
+    if attempt.rank == units.leader(own):
         links.watch(peers)
     return {rank: connector.made.pop((rank, purpose)) for rank, purpose in list(connector.made) if purpose == WATCHERS}
 

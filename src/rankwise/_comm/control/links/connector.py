@@ -13,7 +13,7 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,12 +22,14 @@ from typing import Any, Final
 from torch.distributed import Store
 
 from rankwise._comm.control.links.peer import CLOSED
+from rankwise._comm.control.links.places import Places
 from rankwise._comm.control.links.sockets import SECRET_BYTES, Address, admit, listen_locally, local_name
 from rankwise._net.acceptor import Acceptor, listen
 from rankwise._net.job_secret import SECRET, JobSecret
 from rankwise._net.json_lines import encode_line
 from rankwise._net.polling import SharedEventLoop
 from rankwise._net.rank_proof import ANSWER_BYTES, AcceptedProofs, connection_key, new_hello, proof_for
+from rankwise._rendezvous.store_reads import longest_pause
 from rankwise.errors import CollectiveError, JoinError, RankwiseError
 
 # What a connection is for: the data of the group of this id, or one of these.
@@ -35,7 +37,7 @@ FRAMES: Final = (1 << 64) - 1
 WATCHERS: Final = (1 << 64) - 2
 PAGE: Final = (1 << 64) - 3
 
-# The shortest and the longest pause between two looks for an address in the store.
+# The shortest pause between two looks for an address in the store, and the longest one with few ranks.
 _PAUSE_SECONDS: Final = (0.0005, 0.02)
 _IN_PROGRESS: Final = frozenset({0, errno.EINPROGRESS})
 _TOO_FEW: Final = frozenset({errno.EMFILE, errno.ENFILE})
@@ -82,7 +84,7 @@ class Connector:
         rank: int,
         key: str,
         secret: JobSecret | None = None,
-        hosts: Mapping[int, str] | None = None,
+        places: Places,
         own_address: Callable[[], str] = str,
         on_made: Callable[[int, int, socket.socket], bool] = lambda *_: False,
         on_failure: Callable[[], object] = lambda: None,
@@ -95,7 +97,7 @@ class Connector:
             rank: The global rank of this process.
             key: The key of addresses in the store, before the rank.
             secret: The secret of the job; None without one.
-            hosts: The host of each rank; empty if all are on this one.
+            places: The hosts of the ranks.
             own_address: Returns the name or address of this host for other hosts.
             on_made: Takes a connection, for a rank and a purpose; returns whether it wants it.
             on_failure: Called when `failure` returns something new.
@@ -108,7 +110,9 @@ class Connector:
         self._rank = rank
         self._key = key
         self._secret = secret
-        self._hosts = hosts or {}
+        self._places = places
+        self._is_one_host = places.num_hosts == 1
+        self._longest_pause = longest_pause(_PAUSE_SECONDS[1], len(places.ranks))
         self._own_address = own_address
         self._on_made = on_made
         self._on_failure = on_failure
@@ -135,7 +139,7 @@ class Connector:
                 if self.shortage:
                     raise OSError(self.shortage)  # noqa: TRY301 - handled like the shortage itself
                 listeners.append(listen_locally())
-                if self._hosts:
+                if not self._is_one_host:
                     listeners.append(listen(0, one_host=False))
                 published = secrets.token_bytes(SECRET_BYTES)
                 self._proofs = AcceptedProofs(connection_key(self._secret, published))
@@ -148,8 +152,8 @@ class Connector:
                 ) from error
             address = Address(
                 local=local_name(listeners[0]),
-                remote=self._own_address() if self._hosts else "",
-                port=listeners[1].getsockname()[1] if self._hosts else 0,
+                remote="" if self._is_one_host else self._own_address(),
+                port=0 if self._is_one_host else listeners[1].getsockname()[1],
                 secret=published.hex(),
             )
         self._store.set(f"{self._key}/{self._rank}", encode_line(address))
@@ -271,7 +275,7 @@ class Connector:
             due = [attempt for attempt in self._attempts.values() if attempt.due <= now]
             for attempt in due:  # until then, for no other thread
                 attempt.due = now + attempt.pause
-                attempt.pause = min(2 * attempt.pause, _PAUSE_SECONDS[1])
+                attempt.pause = min(2 * attempt.pause, self._longest_pause)
         for attempt in due:
             self._look(attempt)
 
@@ -285,7 +289,7 @@ class Connector:
 
     def _look(self, attempt: _Attempt) -> None:
         """Look for the address of a rank, without a lock, and begin to connect if it is there."""
-        is_local = not self._hosts or self._hosts[attempt.rank] == self._hosts[self._rank]
+        is_local = self._places.host(attempt.rank) == self._places.host(self._rank)
         problem = ""
         try:
             address = self._address(attempt.rank)

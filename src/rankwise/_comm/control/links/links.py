@@ -10,7 +10,7 @@ import os
 import socket
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -19,6 +19,7 @@ from torch.distributed import Store
 from rankwise._comm.control.board import SESSION, Board
 from rankwise._comm.control.links.connector import FRAMES, Connector
 from rankwise._comm.control.links.peer import Peer
+from rankwise._comm.control.links.places import Units
 from rankwise._comm.control.links.witness import Witness
 from rankwise._comm.control.page.host_page import HostPage
 from rankwise._comm.control.rank_state import OngoingCall, OngoingCalls, Recorder
@@ -41,8 +42,7 @@ class Links:
         loop: The event loop of the session.
         connector: Makes the connections, and keeps those for data.
         page: The page of this host; None if ranks agree over connections.
-        units: The global ranks of each unit, in the order of their first ranks, which lead them: those of a host that
-            share a page are one unit, and every other rank is one.
+        units: The units of the session.
         channels: The open channels of the groups of which this rank is a member, by the id of the group.
         recorder: Records the calls of this rank; None if nobody has asked for that.
         board: What ranks tell those of other units without their help.
@@ -54,9 +54,7 @@ class Links:
         self,
         rank: int,
         *,
-        units: Sequence[Sequence[int]],
-        hosts: Mapping[int, str],
-        host_names: Mapping[int, str],
+        units: Units,
         page: HostPage | None,
         store: Store,
         secret: JobSecret | None,
@@ -66,8 +64,7 @@ class Links:
 
         Args:
             rank: The global rank of this process.
-            units: The global ranks of each unit.
-            hosts, host_names: Ids and names of the hosts of the ranks, by global rank; empty if all are on this host.
+            units: The units of the session, and the hosts of its ranks.
             page: The page of this host, or None.
             store: The store that the ranks share, under a prefix of this session.
             secret: The secret of the job, which ranks of several hosts prove to know; None without one.
@@ -87,9 +84,7 @@ class Links:
         self.wait_note = WaitNote()
         self._num_channels = 0
         self._count_lock = threading.Lock()
-        self._hosts = hosts
-        self._host_names = host_names
-        self._unit_of = {rank: number for number, unit in enumerate(units) for rank in unit}
+        self._places = units.places
         self._peers: dict[int, Peer] = {}
         # The interest of the event loop in each peer: whether it reads, and writes. Threads of two groups update it.
         self._interest: dict[int, tuple[bool, bool]] = {}
@@ -99,8 +94,8 @@ class Links:
             store=store,
             rank=rank,
             key="address",
-            secret=secret if hosts else None,
-            hosts=hosts,
+            secret=None if self.same_host else secret,
+            places=self._places,
             own_address=own_address,
             on_made=self._take,
             on_failure=self._mark_unreachable,
@@ -113,19 +108,19 @@ class Links:
     @property
     def same_host(self) -> bool:
         """All ranks are on this host."""
-        return not self._hosts
+        return self._places.num_hosts == 1
 
     def host(self, rank: int) -> str:
         """Return the id of the host of a rank; "" if all ranks are on this host."""
-        return self._hosts.get(rank, "")
+        return "" if self.same_host else str(self._places.host(rank))
 
     def host_name(self, rank: int) -> str:
         """Return the name of the host of a rank; "" if all ranks are on this host."""
-        return self._host_names.get(rank, "")
+        return self._places.host_name(rank)
 
     def unit_of(self, rank: int) -> int:
         """Return the number of the unit of a rank."""
-        return self._unit_of[rank]
+        return self.units.of(rank)
 
     def listen(self) -> None:
         """Let higher ranks connect to this one. Local; does not wait, and does nothing if they can already.
@@ -274,7 +269,7 @@ class Links:
 
     def _take(self, rank: int, purpose: int, connection: socket.socket) -> bool:
         """Take a connection that was made; return whether this rank wants it."""
-        if rank not in self._unit_of:
+        if rank not in self._places.ranks:
             return False
         if purpose in self.channels:
             self.connector.keep(rank, purpose, connection)
