@@ -280,6 +280,12 @@ class Oracle:
             failing |= self._unreachable(rank)
             if self.program.cuts:  # all had come, and the calls of some did not arrive: those that wait name a leader
                 failing |= {first for other in ranks for first in self._path(step.group, other)}
+                # Those that have the verdict, which did not arrive here, are known to have come once they wait again.
+                failing |= {
+                    other
+                    for other, reached in ended.items()
+                    if reached.error is None and self._entered_next(number, other) > ending.ended - UNSEEN
+                }
             moments = [
                 time + step.actions[other].timeout
                 for other, time in entered.items()
@@ -303,6 +309,12 @@ class Oracle:
             assert named, f"{error} names no rank"
             innocent = {other for other in named if gone.get(other, NEVER) > ending.ended} - self._unreachable(rank)
             assert not innocent, f"rank {rank}: {error} names {innocent}; gone are {gone}"
+
+    def _entered_next(self, number: int, rank: int) -> float:
+        """Return when a rank came to the next step of a group; `NEVER` if it did not."""
+        group = self.program.steps[number].group
+        later = zip(self.program.steps[number + 1 :], self.endings[number + 1 :], strict=True)
+        return next((ended[rank].entered for step, ended in later if step.group == group and rank in ended), NEVER)
 
     def _is_beyond(self, rank: int) -> bool:
         """Return whether a rank is on a host that is cut off at some time."""
@@ -523,6 +535,21 @@ def test_many_missing_members_are_named_together(monkeypatch: pytest.MonkeyPatch
     _, (endings,) = run(program_of(hosts, {rank: absent.get(rank, Action(timeout=1.0)) for rank in range(64)}), seed=0)
     for rank in range(20, 63):
         assert "Missing: each of ranks 0-19, 63, which has made no call of this group yet." in str(endings[rank].error)
+
+
+def test_members_that_have_agreed_are_not_named_by_those_that_the_verdict_did_not_reach() -> None:
+    """The host of the root is cut off while it sends the verdict."""
+    num_ranks, num_split = 24, 0
+    calls = {rank: Action(timeout=3.0) for rank in range(num_ranks)}
+    for number in range(6):
+        program = program_of([rank // 2 for rank in range(num_ranks)], calls, calls, calls)
+        program.steps[1].actions = {rank: Action(wait=0.5, timeout=3.0) for rank in range(num_ranks)}
+        program.cuts = {0: 0.5095 + 0.0005 * number}
+        _, (_, endings, _) = run(program, seed=19 + number)
+        errors = [str(ending.error) for ending in endings.values() if ending.error is not None]
+        num_split += 0 < len(errors) < num_ranks
+        assert all(set(re.findall(r"rank (\d+)", error)) == {"0", "1"} for error in errors)
+    assert num_split >= 3
 
 
 def test_the_messages_of_a_call_are_two_for_each_host() -> None:

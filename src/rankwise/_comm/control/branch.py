@@ -170,7 +170,8 @@ class Branch:
         self._board.look(channel.group, channel.sequence)
         if waited > part.timeout or (self.is_root and not self._knows_waiting and waited > _NAMING_SECONDS):
             self._knows_waiting = True
-            self._board.look_for_waiting(channel.group, channel.sequence)
+            for sequence in self._sequences_come():
+                self._board.look_for_waiting(channel.group, sequence)
 
     def found(self) -> Verdict | None:
         """Return the error that another unit has written on the board, as of the last look.
@@ -229,8 +230,12 @@ class Branch:
         """Return the members that are not known to be in the exchange; `calls` are those that have come."""
         channel = self._channel
         known = {member for record in calls for member in record.each()}
-        known |= self.waiting(channel.sequence).keys() | channel.unit_frames().keys()
+        known.update(channel.unit_frames(), *map(self.waiting, self._sequences_come()))
         return [member for member in range(len(channel.ranks)) if member not in known]
+
+    def _sequences_come(self) -> tuple[int, int]:
+        """Return the exchanges whose members have come to this one: also the next one, if its verdict was lost here."""
+        return self._channel.sequence, self._channel.sequence + 1
 
     def post_failure(self, frame: Frame) -> Verdict:
         """Send the final error to all members that a frame of this one brings, without waiting; and return it."""
