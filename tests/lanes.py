@@ -27,7 +27,11 @@ def variants(values: Iterable[Any], *, fast: Container[Any] = (), slow: Containe
         mark = pytest.mark.slow if slow is None or value in slow else pytest.mark.rare
         return pytest.param(*(value if isinstance(value, tuple) else (value,)), marks=mark)
 
-    return [in_its_lane(value) for value in values]
+    found = list(values)
+    unknown = [one for lane in (fast, slow or ()) if isinstance(lane, Iterable) for one in lane if one not in found]
+    if unknown:
+        raise ValueError(f"{unknown} are none of {found}")
+    return [in_its_lane(value) for value in found]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -203,7 +203,7 @@ def test_a_failure_that_fills_a_connection_is_sent_to_the_end(group: list[Member
         assert isinstance(error, rw.RemoteRankError), error
 
 
-@pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "sockets"}, slow={"led hosts"}), indirect=True)
+@pytest.mark.parametrize("route", variants(ROUTES, fast={"page", "sockets"}, slow={"led sockets"}), indirect=True)
 def test_members_that_fail_in_every_call_store_no_old_frames(group: list[Member]) -> None:
     for _ in range(3000):
         for member in group:

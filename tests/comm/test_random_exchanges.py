@@ -35,7 +35,7 @@ DATA_LENGTHS = (0, 1, 1000, 300_000, 1_000_000)
 WAYS = ("call", "call", "call", "call", "fail", "differ")
 # Which of two threads looks first depends on time, so smaller examples would mislead.
 EXAMPLES = settings(
-    max_examples=10,
+    max_examples=4,
     deadline=None,
     database=None,
     derandomize=True,
@@ -187,7 +187,7 @@ def check(found: Any, own: int, step: Step, ranks: list[int], gone: int | None) 
 
 
 @pytest.mark.soak(300)
-@pytest.mark.parametrize("route", variants(ROUTES, fast={"page"}, slow={"sockets", "led hosts"}), indirect=True)
+@pytest.mark.parametrize("route", variants(ROUTES, fast={"page"}, slow={"led sockets"}), indirect=True)
 @pytest.mark.parametrize("links", [len(RANKS)], indirect=True)
 def test_random_exchanges(links: list[Links], seed: int) -> None:
     ids = iter(range(1_000_000))

@@ -32,6 +32,7 @@ COMPLETE = {
 IN_DATA = {"in data", "before a reduction in memory", "before its result"}
 FAST = {("before its frame", 1), ("after its frame", 0), ("before its result", 1)}
 SLOW = {("in data", 1), ("before a reduction in memory", 0), ("before the verdict", 0), ("after reading", 1)}
+WITHOUT_DATA = [each for each in POINTS if each[0] not in IN_DATA]
 
 
 def run(point: str, who: int, way: str, folder: Path) -> list[list[str]]:
@@ -60,7 +61,8 @@ def test_a_rank_that_is_killed_is_named(point: str, who: int, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("point", "who"), variants([each for each in POINTS if each[0] not in IN_DATA], fast=FAST, slow=SLOW)
+    ("point", "who"),
+    variants(WITHOUT_DATA, fast=FAST.intersection(WITHOUT_DATA), slow=SLOW.intersection(WITHOUT_DATA)),
 )
 def test_a_rank_that_is_stopped_does_not_count_for_the_next_call(point: str, who: int, tmp_path: Path) -> None:
     ended = run(point, who, "stop", tmp_path)
