@@ -14,10 +14,11 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from rankwise._net.addresses import LOOPBACK
-from rankwise._net.polling import wait_readable
+from rankwise._net.polling import EventLoop, wait_readable
 from rankwise._rendezvous.handshake import REPLY_SECONDS
 from rankwise._text import ranks_on_hosts_text
 from rankwise.errors import JoinError, JoinTimeoutError, printable
@@ -128,19 +129,23 @@ class RankMonitor:
         problems = [f"rank 0: {problem}"] if problem else []
         deadline = time.monotonic() + (REPLY_SECONDS if problem else timeout)
         awaited = dict(self.connections)
-        while awaited:
-            remaining = deadline - time.monotonic()
-            if remaining <= 0 and problems:
-                break
-            if remaining <= 0:
+
+        def receive(rank: int) -> None:
+            nonlocal deadline
+            connection = awaited.pop(rank)
+            loop.unregister(connection)
+            text = _read(connection, deadline)
+            if text != _READY:
+                problems.append(f"rank {rank}: {text}" if text else _died(rank))
+                # Other ranks may still be connecting to the store, which ends with this process.
+                deadline = min(deadline, time.monotonic() + REPLY_SECONDS)
+
+        with contextlib.closing(EventLoop()) as loop:  # of thousands of ranks, not all are looked at for each report
+            for rank, connection in self.connections.items():
+                loop.register(connection, partial(receive, rank))
+            if not loop.run_until(lambda: not awaited, lambda: deadline) and not problems:
                 late = ranks_on_hosts_text(sorted(awaited), self._addresses())
                 raise JoinTimeoutError(f"{late} met the others, but did not select a device within {timeout:g} s")
-            for rank in wait_readable(awaited, remaining):
-                text = _read(awaited.pop(rank), deadline)
-                if text != _READY:
-                    problems.append(f"rank {rank}: {text}" if text else _died(rank))
-                    # Other ranks may still be connecting to the store, which ends with this process.
-                    deadline = min(deadline, time.monotonic() + REPLY_SECONDS)
         if problems:
             raise JoinError("; ".join(problems))
 
