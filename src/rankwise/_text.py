@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Final
+from typing import Any, Final
 
 _RUNS_SHOWN: Final = 8
+# Of more hosts, or values, the first ones: of a job of thousands of ranks, a message would have some 100 kB.
+MOST_SHOWN: Final = 16
 # Why a rank takes part in nothing any more that has done so without an error.
 LEFT: Final = "left the session without this call"
 
 
 def ranks_on_hosts_text(ranks: Sequence[int], hosts: Mapping[int, str]) -> str:
-    """Return "ranks 0-2 on node1; rank 5 on node2", as far as hosts are given."""
+    """Return "ranks 0-2 on node1; rank 5 on node2", as far as hosts are given; of many hosts the first ones."""
     parts: dict[str, list[int]] = {}
     for rank in ranks:
         parts.setdefault(hosts.get(rank, ""), []).append(rank)
-    return "; ".join(f"{ranks_text(there)}{f' on {host}' if host else ''}" for host, there in parts.items())
+    shown = list(parts.items())[:MOST_SHOWN]
+    texts = [f"{ranks_text(there)}{f' on {host}' if host else ''}" for host, there in shown]
+    if num_more := num_after(parts):
+        texts.append(f"{num_more} more on {len(parts) - MOST_SHOWN} more hosts")
+    return "; ".join(texts)
 
 
 def ranks_text(ranks: Sequence[int]) -> str:
@@ -33,8 +39,16 @@ def ranks_text(ranks: Sequence[int]) -> str:
 
 
 def ranks_by_value(ranks: Sequence[int], values: Sequence[str]) -> str:
-    """Return "float32[3] on ranks 0-2, float64[3] on rank 3"."""
+    """Return "float32[3] on ranks 0-2, float64[3] on rank 3"; of many values the first ones."""
     ranks_of: dict[str, list[int]] = {}
     for rank, value in zip(ranks, values, strict=True):
         ranks_of.setdefault(value, []).append(rank)
-    return ", ".join(f"{value} on {ranks_text(holders)}" for value, holders in ranks_of.items())
+    texts = [f"{value} on {ranks_text(holders)}" for value, holders in list(ranks_of.items())[:MOST_SHOWN]]
+    if num_more := num_after(ranks_of):
+        texts.append(f"{len(ranks_of) - MOST_SHOWN} more on {num_more} more ranks")
+    return ", ".join(texts)
+
+
+def num_after(ranks_of: Mapping[Any, Sequence[int]]) -> int:
+    """Return the number of ranks that are not shown, given the ranks of each host or value."""
+    return sum(map(len, list(ranks_of.values())[MOST_SHOWN:]))

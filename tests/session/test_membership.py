@@ -10,10 +10,11 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
+from rankwise._comm.control.protocol import Description, mismatch_error
 from rankwise._environment.detect import detect
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise._rendezvous.store import join_over_store
-from rankwise._text import ranks_text
+from rankwise._text import ranks_on_hosts_text, ranks_text
 from tests.tables import each_row
 
 
@@ -91,9 +92,6 @@ def test_conflicts() -> None:
 
 
 def test_texts() -> None:
-    assert ranks_text([3]) == "rank 3"
-    assert ranks_text([0, 1, 2, 5]) == "ranks 0-2, 5"
-    assert ranks_text(range(0, 40, 2)).endswith("12, 14 and 12 more")
     assert missing({0: request(0, "a")}, 3, timeout=5).startswith(
         "ranks 1-2 of 3 did not arrive within 5 s; rank 0 did"
     )

@@ -18,7 +18,7 @@ from typing import Any, Final, TypeAlias
 
 from rankwise import errors
 from rankwise._restricted_pickles import plain_loads
-from rankwise._text import ranks_by_value, ranks_text
+from rankwise._text import MOST_SHOWN, num_after, ranks_by_value, ranks_text
 from rankwise._user_frames import call_site
 from rankwise.errors import MismatchError, RankwiseError, RemoteRankError, shortened, summary
 
@@ -262,7 +262,10 @@ def mismatch_error(ranks: Sequence[int], details: Sequence[Details]) -> Rankwise
     ranks_by_call: dict[tuple[str, str], list[int]] = {}
     for rank, detail in zip(ranks, details, strict=True):
         ranks_by_call.setdefault((detail.title, detail.site), []).append(rank)
-    lines = [f"  {ranks_text(callers)}: {title} at {site}" for (title, site), callers in ranks_by_call.items()]
+    shown = list(ranks_by_call.items())[:MOST_SHOWN]
+    lines = [f"  {ranks_text(callers)}: {title} at {site}" for (title, site), callers in shown]
+    if num_more := num_after(ranks_by_call):
+        lines.append(f"  {num_more} more ranks: {len(ranks_by_call) - MOST_SHOWN} more calls")
     return MismatchError("\n".join([f"the calls of the ranks differ: {_difference(ranks, details)}", *lines]))
 
 
