@@ -10,11 +10,9 @@ import pytest
 from torch.distributed import HashStore, PrefixStore, TCPStore
 
 import rankwise as rw
-from rankwise._comm.control.protocol import Description, mismatch_error
 from rankwise._environment.detect import detect
 from rankwise._rendezvous.membership import JoinReply, JoinRequest, conflict, missing, replies_to
 from rankwise._rendezvous.store import join_over_store
-from rankwise._text import ranks_on_hosts_text, ranks_text
 from tests.tables import each_row
 
 
