@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,7 +23,8 @@ def agree(own: Process, group: int) -> Waits:
     """Take part in an exchange of a group as `Control.agree` does, and return the verdict."""
     channel, suspects = own.channels[group], set[int]()
     registry: Any = SimpleNamespace(rank=own.rank, channels=own.channels)
-    call = call_of(own.rank, group)
+    registry._waiting_frame = partial(GroupRegistry._waiting_frame, registry)
+    call = call_of(own.rank, group, "differ" if group else "call")
 
     def look(late: Any) -> None:
         GroupRegistry.detect_cross_group_deadlock(registry, channel, call.text, late, suspects)
@@ -68,5 +70,6 @@ def test_ranks_that_wait_for_each_other_in_two_groups(seed: int) -> None:
         for error, ended in errors.values():
             assert isinstance(error, MismatchError | CollectiveError), about
             assert "wait for each other in different groups" in str(error), about
+            assert str(error).count("\n  rank") >= 2, f"{about}: {error}"
             assert ended < SOON, about
         assert last == dict.fromkeys(range(num_ranks)), about

@@ -32,14 +32,16 @@ FAILURE = rw.RemoteRankError(rank=3, host="node", raised="ValueError: no data", 
 REPORTS = {
     "a failure": (FrameKind.FAILED, FAILURE),
     "details": (FrameKind.DETAILS, Details("all_reduce(op='sum')", SITE, {"loss": "float32[3]"}, None)),
-    "a wait in another group": (FrameKind.WAITING_IN_OTHER_GROUP, WaitingInOtherGroup(5, range(2, 6), 9)),
+    "a wait in another group": (FrameKind.WAITING_IN_OTHER_GROUP, WaitingInOtherGroup(2, "barrier", 5, range(2, 6), 9)),
     "an error that ends an exchange": (FrameKind.ENDED, rw.CollectiveTimeoutError("rank 1 did not come")),
 }
 VERDICTS = {
     "agreement": Verdict(Outcome.AGREED, b"the result"),
     "difference": Verdict(Outcome.DIFFERENT),
     "error": Verdict(
-        Outcome.ERROR, error=rw.MismatchError("the calls differ"), waiting=[WaitingInOtherGroup(5, (0,), 1)]
+        Outcome.ERROR,
+        error=rw.MismatchError("the calls differ"),
+        waiting=[WaitingInOtherGroup(0, "barrier", 5, (0,), 1)],
     ),
 }
 VALUES = {

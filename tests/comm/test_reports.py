@@ -22,8 +22,8 @@ REMOTE = rw.RemoteRankError(rank=1, host="a", raised="ValueError: no data", trac
     "report",
     [
         Details("all_reduce()", "train.py:88", {"x": "float32[3]"}, REMOTE),
-        WaitingInOtherGroup(7, range(3), 5),
-        (rw.MismatchError("the calls differ"), [WaitingInOtherGroup(7, [0, 2], 5)]),
+        WaitingInOtherGroup(1, "barrier", 7, range(3), 5),
+        (rw.MismatchError("the calls differ"), [WaitingInOtherGroup(0, "barrier", 7, [0, 2], 5)]),
         rw.CollectiveTimeoutError("2 ranks are missing"),
     ],
 )

@@ -208,11 +208,22 @@ def remote_error(error: BaseException, rank: int, call: str) -> RemoteRankError:
 
 @dataclass(frozen=True, slots=True)
 class WaitingInOtherGroup:
-    """The collective of another group in which a rank waits: the group's id and members, and the exchange."""
+    """The collective of another group in which a rank waits.
 
+    Attributes:
+        rank: The global rank.
+        call: Its call.
+        group, ranks: The id and the members of that group.
+        sequence: The exchange.
+        cause: The wait in this group from which the rank has learned of the deadlock, and of which others may not know.
+    """
+
+    rank: int
+    call: str
     group: int
     ranks: Sequence[int]
     sequence: int
+    cause: WaitingInOtherGroup | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,11 +256,18 @@ def reported_error(ranks: Sequence[int], frames: Mapping[int, Frame]) -> Rankwis
             return failure
     if all(frame.kind is not FrameKind.WAITING_IN_OTHER_GROUP for frame in frames.values()):
         return None
+    texts: dict[int, str] = {}
+    for group_rank, frame in frames.items():
+        group = ranks
+        if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP:
+            waiting: WaitingInOtherGroup = read_report(frame.body)
+            group, cause = waiting.ranks, waiting.cause
+            if cause is not None:
+                texts.setdefault(cause.rank, f"{cause.call}, in the group of {ranks_text(ranks)}")
+        texts[ranks[group_rank]] = f"{frame.call}, in the group of {ranks_text(group)}"
     ranks_by_call: dict[str, list[int]] = {}
-    for group_rank, frame in sorted(frames.items()):
-        group = read_report(frame.body).ranks if frame.kind is FrameKind.WAITING_IN_OTHER_GROUP else ranks
-        text = f"{frame.call}, in the group of {ranks_text(group)}"
-        ranks_by_call.setdefault(text, []).append(ranks[group_rank])
+    for rank in sorted(texts):
+        ranks_by_call.setdefault(texts[rank], []).append(rank)
     lines = [f"  {ranks_text(callers)}: {call}" for call, callers in ranks_by_call.items()]
     return MismatchError("\n".join(["deadlock: the ranks wait for each other in different groups:", *lines]))
 

@@ -6,7 +6,7 @@ import pickle
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Final
 
@@ -243,7 +243,7 @@ class GroupRegistry:
                 if not any(frame.main for frame in locked.pending_calls(wanted)):
                     suspects.discard(locked.group)
                 elif locked.group in suspects:
-                    locked.post(_waiting_frame(channel, call))
+                    locked.post(self._waiting_frame(channel, call))
                 else:
                     suspects.add(locked.group)
 
@@ -257,10 +257,9 @@ class GroupRegistry:
         with try_lock(self.channels.get(waiting.group)) as locked:
             # Only if this rank has not entered that exchange, or posted to it, before.
             if locked is not None and locked.sequence == waiting.sequence - 1:
-                locked.post(_waiting_frame(channel, call))
+                locked.post(self._waiting_frame(channel, call, cause=replace(waiting, cause=None)))
 
-
-def _waiting_frame(channel: Channel, call: str) -> Frame:
-    """Return the frame for another group, from a rank that waits in this one."""
-    body = pickle.dumps(WaitingInOtherGroup(channel.group, channel.ranks, channel.sequence))
-    return Frame(FrameKind.WAITING_IN_OTHER_GROUP, call, body=body)
+    def _waiting_frame(self, channel: Channel, call: str, cause: WaitingInOtherGroup | None = None) -> Frame:
+        """Return the frame for another group, from this rank, which waits in a group."""
+        waiting = WaitingInOtherGroup(self.rank, call, channel.group, channel.ranks, channel.sequence, cause)
+        return Frame(FrameKind.WAITING_IN_OTHER_GROUP, call, body=pickle.dumps(waiting))
