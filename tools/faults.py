@@ -340,7 +340,7 @@ _AGREEMENT = (
     _fault(
         "deadlock-not-reported",
         "_comm/control/registry.py",
-        "                    locked.post(_waiting_frame(channel, call))",
+        "                    locked.post(self._waiting_frame(channel, call))",
         "                    pass",
         "Ranks that wait for each other in different groups wait until the timeout.",
         f"{CONTRACT}/test_divergences.py::test_ranks_that_wait_in_different_groups",
