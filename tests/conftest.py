@@ -107,8 +107,13 @@ def _state() -> dict[str, object]:
         "process group": torch.distributed.is_initialized(),
         "session": opened_session(),
         "children": children,
-        # Not those of torch's engine for gradients, which stay, and appear when one of them first runs Python.
-        "threads": {thread.name for thread in threading.enumerate() if not isinstance(thread, threading._DummyThread)},
+        # Not those of torch's engine for gradients, which stay, and appear when one of them first runs Python; nor that
+        # of a session that tests share, which begins with its first slow call.
+        "threads": {
+            thread.name
+            for thread in threading.enumerate()
+            if not isinstance(thread, threading._DummyThread) and thread.name != "rankwise: board"
+        },
         # SIGALRM is the timeout plugin's.
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},
         "except hook": sys.excepthook,

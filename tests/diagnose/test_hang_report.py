@@ -74,7 +74,7 @@ def without_py_spy(folder: Path) -> dict[str, str]:
     """Return the environment of programs that find this interpreter's packages, but no py-spy."""
     python = folder / "bin" / "python"
     python.parent.mkdir()
-    python.symlink_to(Path(sys.base_prefix) / "bin" / "python3")
+    python.symlink_to(os.path.realpath(sys.executable))
     packages = [sysconfig.get_path("purelib"), str(Path(rw.__file__).parents[1])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(packages), "PATH": f"{python.parent}:/usr/bin:/bin"}
 

@@ -203,7 +203,7 @@ def test_a_slow_import_is_named_until_a_rank_prints(tmp_path: Path) -> None:
 def test_a_process_of_a_rank_without_input_cannot_start_a_debugger() -> None:
     Path("loads.py").write_text("""
 from torch.utils.data import DataLoader
-list(DataLoader([0], num_workers=1, collate_fn=lambda _: breakpoint()))
+list(DataLoader([0], num_workers=1, collate_fn=lambda _: breakpoint(), multiprocessing_context="fork"))
 """)
     shown, status = talk(["rankwise", "launch", "-n", "1", "loads.py"], [])
     assert status == 1, shown

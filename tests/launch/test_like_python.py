@@ -46,7 +46,7 @@ ENDINGS = {
     "os._exit": "import os; print('lost or not', flush=True); os._exit(5)",
     "raise": "def f():\n    raise ValueError('no')\nf()",
     "raise below many frames": "import sys\nsys.setrecursionlimit(10**5)\ndef f(n):\n"
-    "    return f(n - 1) if n else 1 / 0\nf(5000)",
+    "    return f(n - 1) if n else 1 / 0\nf(900)",
     "raise what cannot be shown": "class E(RuntimeError):\n    def __str__(self): raise KeyError\nraise E",
     "raise from": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('x') from e",
     "excepthook": "import sys\nsys.excepthook = lambda *a: print('hook', a[1])\n1 / 0",
@@ -243,7 +243,9 @@ def test_output_that_cannot_be_written_at_the_end_is_reported_as_under_python(tm
     shell = ["env", "PYTHONUNBUFFERED=", "sh", "-c", 'exec "$@" >/dev/full', "sh"]
     wanted, found = run([*shell, *PYTHON], str(script)), run([*shell, *LAUNCH], str(script))
     assert found.returncode == wanted.returncode == 120
-    assert found.stderr.startswith(wanted.stderr)
+    (begin, error), shown = wanted.stderr.splitlines(), found.stderr.splitlines()
+    assert begin.startswith(b"Exception ignored ")  # the rest depends on the version
+    assert shown[:2] == [b"Exception ignored while flushing sys.stdout:", error]
 
 
 @pytest.mark.rare

@@ -93,7 +93,8 @@ found = {
     "temporary": tempfile.mktemp(), "uuid": str(uuid.uuid4()), "system": os.urandom(8).hex(),
     "order": [int(one) for one in DataLoader(range(1000), shuffle=True)],
     "generator": numpy.random.default_rng().random(), "stored": torch.Generator().initial_seed(),
-    "worker": [one.item() for one in DataLoader([0], num_workers=1, collate_fn=lambda _: torch.rand(1))],
+    "worker": [one.item() for one in DataLoader(
+        [0], num_workers=1, collate_fn=lambda _: torch.rand(1), multiprocessing_context="fork")],
 }
 attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
 open(f"found{os.environ['RANK']}-{attempt}", "w").write(json.dumps(found))

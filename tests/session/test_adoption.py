@@ -94,7 +94,9 @@ def test_another_group_in_the_place_of_one_counts(joins: bool, kept: bool) -> No
             rw.broadcast(1, src=0)
     with fake_process_group(1, 90):
         assert (rw.get_rank(), rw.get_world_size()) == (1, 90)
-        with pytest.raises(rw.CollectiveError, match="a group of 90 ranks could not be made"):
+        with pytest.raises(
+            rw.CollectiveError, match=r"group of 90 ranks could not be made|hosts of rank 0 in the store"
+        ):
             rw.barrier()  # there is no other rank
     rw.finalize()
     assert rw.get_world_size() == 1

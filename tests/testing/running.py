@@ -13,7 +13,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 def run(programs: pytest.Pytester, name: str, *args: str) -> pytest.RunResult:
     shutil.copy(PROGRAMS / f"{name}.py", programs.path / f"test_{name}.py")
-    return programs.runpytest_subprocess("-p", "no:cacheprovider", f"test_{name}.py", *args, timeout=150)
+    # With Python 3.14, Hypothesis warns about itself.
+    options = ["-p", "no:cacheprovider", "-W", "ignore:It looks like `register_random` was passed an object"]
+    return programs.runpytest_subprocess(*options, f"test_{name}.py", *args, timeout=150)
 
 
 def failure_report(result: pytest.RunResult, test: str) -> str:

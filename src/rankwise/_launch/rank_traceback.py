@@ -17,7 +17,7 @@ _CONNECTION_LOST: Final = ("Connection closed by peer", "Connection reset by pee
 # The files whose frames come before the program's: of this package, and of what implements `-c` and `-m`.
 _LAUNCHER: Final = f"{Path(__file__).parent}{os.sep}"
 _INTERPRETER: Final = (runpy.__file__, "<string>", "<frozen runpy>")
-# The number of frames, nearest to the error, that the interpreter shows. An endless recursion may have a million.
+# The number of frames, nearest to the error, that are shown: those of an endless recursion may be a million.
 _FRAMES: Final = 1000
 
 

@@ -84,7 +84,7 @@ def flush(*, report: bool = True) -> bool:
     except Exception as error:  # noqa: BLE001 - any error: no caller is left to raise it to
         if report:
             with contextlib.suppress(OSError, ValueError, AttributeError):
-                sys.stderr.write(f"Exception ignored in: {sys.stdout!r}\n{type(error).__qualname__}: {error}\n")
+                sys.stderr.write(f"Exception ignored while flushing sys.stdout:\n{type(error).__qualname__}: {error}\n")
         return False
     return True
 
