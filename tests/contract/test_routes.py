@@ -25,6 +25,7 @@ from rankwise._comm.control.links import connect
 from rankwise._comm.control.page import handshake
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.data.plane import Support
+from rankwise._comm.data.shared_memory_plane import SharedMemoryPlane
 from rankwise._comm.data.socket_plane import SocketPlane
 from rankwise._comm.group import Group
 from tests.contract import (
@@ -101,6 +102,9 @@ def connected_anew(way: str, group: Group, comm: Any, registry: Any) -> Iterator
         patch.setattr(registry, "_links", None)
         patch.setattr(registry, "channels", {})
         patch.setattr(comm.control, "_channel", None)
+        for plane in comm.planes.planes:
+            if isinstance(plane, SharedMemoryPlane):  # its memory is of the page of the session
+                patch.setattr(plane, "_staging", None)
         has_page = way == "hosts" and comm.size > 2 and comm.rank < 2
         opened = comm.control.open()
         if way == "sockets" or comm.size > 2:
