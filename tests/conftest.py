@@ -19,6 +19,7 @@ import pytest
 import torch
 import torch.distributed.nn.functional  # which makes a temporary folder in torch 2.9
 
+from rankwise._comm.control.board import BOARD_THREAD
 from rankwise._comm.group import Group
 from rankwise._session.current import opened_session, reset_current
 from rankwise._session.session import Session, state_behind
@@ -112,7 +113,7 @@ def _state() -> dict[str, object]:
         "threads": {
             thread.name
             for thread in threading.enumerate()
-            if not isinstance(thread, threading._DummyThread) and thread.name != "rankwise: board"
+            if not isinstance(thread, threading._DummyThread) and thread.name != BOARD_THREAD
         },
         # SIGALRM is the timeout plugin's.
         "signal handlers": {number: signal.getsignal(number) for number in signal.valid_signals() - {signal.SIGALRM}},

@@ -21,6 +21,7 @@ from torch.distributed import Store
 from rankwise._comm.control.calls import Calls, decode_calls, encode_calls
 from rankwise._comm.control.protocol import Frame, FrameKind
 
+BOARD_THREAD: Final = "rankwise: board"
 # In place of the id of a group, for what concerns all groups of a rank.
 SESSION: Final = (1 << 64) - 1
 # The two kinds of notes about an exchange; with the group and the number of the exchange they are a key of the store.
@@ -214,7 +215,7 @@ class Board:
         self._tasks.put(task)
         with self._lock:
             if self._thread is None:
-                self._thread = threading.Thread(target=self._run, name="rankwise: board", daemon=True)
+                self._thread = threading.Thread(target=self._run, name=BOARD_THREAD, daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:

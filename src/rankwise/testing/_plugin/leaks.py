@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import torch
 
+from rankwise._comm.control.board import BOARD_THREAD
 from rankwise._session.current import opened_session
 from rankwise.testing._plugin.timeouts import THREAD_EXIT_SECONDS
 
@@ -213,8 +214,8 @@ def _working_directory() -> str:
 
 
 def _stays(thread: threading.Thread) -> bool:
-    """Return whether a thread is still running after a short wait; those of the session may, which tests share."""
-    if thread.name.startswith("rankwise: "):
+    """Return whether a thread is still running after a short wait."""
+    if thread.name == BOARD_THREAD:  # of the session, which tests share: it begins with the first slow call
         return False
     thread.join(THREAD_EXIT_SECONDS)
     return thread.is_alive()
