@@ -72,7 +72,7 @@ def test_a_lack_of_descriptors_is_reported(most: int) -> None:
     assert re.match("rankwise: .*Too many open files.* raise ulimit -n", line)
 
 
-@pytest.mark.parametrize("most", variants([28, 40], slow=[28]))
+@pytest.mark.parametrize("most", variants([24, 40], slow=[24]))
 def test_a_lack_of_descriptors_for_ranks_is_reported(most: int) -> None:
     limit = most, most
     ended = run(*LAUNCH, "-n", "6", "true", prepare=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, limit))

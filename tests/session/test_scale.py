@@ -28,7 +28,7 @@ def test_three_hundred_groups_leave_nothing() -> None:
 
 
 def test_eight_ranks_with_few_descriptors() -> None:
-    assert run(8, "few_files", "72") == ["works\n"] * 8
+    assert run(8, "few_files", "68") == ["works\n"] * 8
 
 
 @pytest.mark.parametrize("limit", variants([16, 24], slow=[24]))
