@@ -11,7 +11,7 @@ import pytest
 
 import rankwise as rw
 from rankwise._comm.control.links.links import Links
-from rankwise._comm.control.rank_state import OngoingCall
+from rankwise._comm.control.ongoing_calls import OngoingCall
 from tests.comm.members import CALL, Member, agree, assert_connected, failed, in_threads, open_group
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 from rankwise._arguments import as_integer
 from rankwise._comm.control.call import Call
 from rankwise._comm.control.control import Control
-from rankwise._comm.control.rank_state import Recorder
+from rankwise._comm.control.ongoing_calls import Recorder
 from rankwise._comm.control.registry import PAIRS, GroupRegistry
 from rankwise._comm.data.plane import DataPlane
 from rankwise._comm.data.planes import Planes

@@ -24,9 +24,9 @@ from rankwise._comm.buffers import memory_of
 from rankwise._comm.control.flow import LOSS_SECONDS, SLICE_SECONDS, Flow
 from rankwise._comm.control.links.links import Links
 from rankwise._comm.control.links.socket_flow import SocketFlow
+from rankwise._comm.control.ongoing_calls import OngoingCall
 from rankwise._comm.control.page.layout import ARRIVALS
 from rankwise._comm.control.protocol import Description, Frame, FrameKind
-from rankwise._comm.control.rank_state import OngoingCall
 from rankwise._comm.control.verdict import Combine, Outcome, Verdict
 from rankwise._net.pausable_timeouts import elapsed_since
 from rankwise._text import LEFT

@@ -1,4 +1,4 @@
-"""The state of a rank as another one knows it: whether it is alive, and the calls that it is in."""
+"""The calls that a rank is in, as another one knows them; and who records those of this rank."""
 
 from __future__ import annotations
 

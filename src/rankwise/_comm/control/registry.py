@@ -17,9 +17,9 @@ from rankwise._comm.control.channel import Channel, try_lock, within_a_moment
 from rankwise._comm.control.hosts_channel import HostsChannel
 from rankwise._comm.control.links.connect import HostConnections, connect
 from rankwise._comm.control.links.links import Links
+from rankwise._comm.control.ongoing_calls import Recorder
 from rankwise._comm.control.page_channel import PageChannel
 from rankwise._comm.control.protocol import Frame, FrameKind, WaitingInOtherGroup
-from rankwise._comm.control.rank_state import Recorder
 from rankwise._comm.control.socket_channel import SocketChannel
 from rankwise._comm.control.turns import is_program_of_rank
 from rankwise._comm.gloo_threads import await_idle_threads

@@ -21,8 +21,8 @@ from rankwise._comm.control.links.connector import FRAMES, Connector
 from rankwise._comm.control.links.peer import Peer
 from rankwise._comm.control.links.places import Units
 from rankwise._comm.control.links.witness import Witness
+from rankwise._comm.control.ongoing_calls import OngoingCall, OngoingCalls, Recorder
 from rankwise._comm.control.page.host_page import HostPage
-from rankwise._comm.control.rank_state import OngoingCall, OngoingCalls, Recorder
 from rankwise._net.job_secret import JobSecret
 from rankwise._net.polling import SharedEventLoop
 from rankwise._rank_files import WaitNote
