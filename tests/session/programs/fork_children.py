@@ -1,10 +1,15 @@
-"""A rank forks children in every way, with groups of its own and of others open and gone; none of them may hang."""
+"""A rank forks children in every way, with groups of its own and of others open and gone; none of them may hang.
+
+Python warns of a fork with several threads, and the garbage collector of a child may free what its parent has left.
+"""
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import os
 import threading
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -40,6 +45,7 @@ def check(what: str) -> None:
     rank = rw.get_rank()
     fork(lambda: rw.get_rank() == rank or os._exit(3), what)
     fork(rw.finalize, f"{what}, finalize")
+    fork(gc.collect, f"{what}, garbage")
     fork(lambda: fork(rw.get_rank, f"{what}, grandchild"), f"{what}, child")
     if dist.is_initialized():
         fork(dist.destroy_process_group, f"{what}, destroy")
@@ -52,6 +58,9 @@ def check(what: str) -> None:
 
 
 def main() -> None:
+    warnings.filterwarnings("ignore", "This process .* is multi-threaded", DeprecationWarning)
+    gc.collect()
+    gc.disable()
     rank, world_size, port = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     for turn in range(2):
         store = dist.TCPStore("127.0.0.1", port + 1 + turn, world_size, is_master=rank == 0)

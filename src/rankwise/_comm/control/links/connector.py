@@ -258,6 +258,10 @@ class Connector:
         """Close everything, after the event loop. A forked child calls this too, so it takes no lock."""
         if self._acceptor is not None:
             self._acceptor.close()
+        # These refer to what has this connector. The garbage collector would free the store of such a cycle later,
+        # perhaps in a forked child: there its destructor waits forever for a thread that only the parent has.
+        self._acceptor = None
+        self._on_made, self._on_failure = (lambda *_: False), (lambda: None)
         opened = [attempt.connection for attempt in self._attempts.values()]
         for each in (*self._listeners, *opened, *self.made.values(), *self._taken):
             if each is not None:

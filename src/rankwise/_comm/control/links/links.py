@@ -32,6 +32,7 @@ _NO_INTEREST: Final = (False, False)
 _HOSTS_NAMED: Final = 4
 
 _open_links: weakref.WeakSet[Links] = weakref.WeakSet()
+_kept_in_child: list[Links] = []
 
 
 class Links:
@@ -80,7 +81,7 @@ class Links:
         self.channels: dict[int, OngoingCalls] = {}
         self.recorder: Recorder | None = None
         self.closed = self._freed = False
-        self.board = Board(store, on_news=self._interrupt)
+        self.board = Board(store, on_news=self.loop.interrupt)
         self.wait_note = WaitNote()
         self._num_channels = 0
         self._count_lock = threading.Lock()
@@ -257,10 +258,6 @@ class Links:
         if self.page is not None:
             self.page.close()
 
-    def _interrupt(self) -> None:
-        if not self._freed:
-            self.loop.interrupt()
-
     def _peer(self, rank: int) -> Peer:
         found = self._peers.get(rank)
         if found is None:
@@ -288,8 +285,13 @@ class Links:
 
 
 def _abandon_all() -> None:
-    """Close the connections in a forked child: only the end of the rank itself may end them."""
-    for links in list(_open_links):
+    """Close the connections in a forked child: only the end of the rank itself may end them.
+
+    The links are kept: their store, once freed, would wait for a thread that only the parent has. The parent may have
+    dropped them, with the process group of other code that it has adopted, and not collected them yet.
+    """
+    _kept_in_child.extend(_open_links)
+    for links in _kept_in_child:
         links.abandon()
 
 
