@@ -77,7 +77,9 @@ def main() -> None:
         dist.new_group([0])
         check("a session")
         fork(lambda: session.__exit__(SystemExit, SystemExit(3), None), "leaves the block of its parent")
-        assert list(DataLoader(TensorDataset(torch.arange(4)), collate_fn=len, num_workers=2)) == [1, 1, 1, 1]
+        data = TensorDataset(torch.arange(4))
+        loader = DataLoader(data, collate_fn=len, num_workers=2, multiprocessing_context="fork")
+        assert list(loader) == [1, 1, 1, 1]
         rw.barrier()
         if rank == 1:
             rw.barrier(group=part)
